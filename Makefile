@@ -21,7 +21,7 @@ BUILD_FILES := CMakeLists.txt $(wildcard cmake/*) pyproject.toml
 NO_ASLR = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-cpp test-gpu sanitize lint tidy format types wheel check-wheel clean
+.PHONY: help demo test test-cpp test-gpu sanitize sanitize-address sanitize-thread lint tidy format types wheel check-wheel clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -40,14 +40,19 @@ test-gpu: ## the GPU tests with PYTHON as it is: fetches nothing, needs torch, p
 	$(PYTHON) -m pip install --no-build-isolation --no-deps --no-index --target build/site .
 	cd build/site && PYTHONPATH=$(CURDIR)/build/site $(PYTHON) -m pytest -c ../../pyproject.toml ../../tests/gpu
 
-sanitize: $(STAMPS)/venv ## the C++ tests under the address, undefined and thread sanitizers
-	UBSAN_OPTIONS=print_stacktrace=1 $(call ctest,asan,address;undefined)
+sanitize: sanitize-address sanitize-thread ## the C++ tests under the address, undefined and thread sanitizers
+
+sanitize-address: $(STAMPS)/venv
+	$(call ctest,asan,address;undefined,env UBSAN_OPTIONS=print_stacktrace=1)
+
+sanitize-thread: $(STAMPS)/venv
 	$(call ctest,tsan,thread,$(NO_ASLR))
 
-lint: $(STAMPS)/dev tidy ## ruff, clang-format, clang-tidy
+lint: $(STAMPS)/dev ## ruff, clang-format, clang-tidy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $(CXX_HEADERS) $(CXX_SOURCES)
+	$(MAKE) --no-print-directory -j $(JOBS) tidy
 
 # A stamp for each file: only what changed is looked at again.
 tidy: $(CORE_SOURCES:%=build/tidy/%.ok)
