@@ -36,6 +36,7 @@ test-cpp: $(STAMPS)/venv ## the C++ tests
 	$(call ctest,cpp)
 
 test-gpu: ## the GPU tests with PYTHON as it is: fetches nothing, needs torch, pytest, scikit-build-core, pybind11
+	$(PYTHON) -c "import sys, torch; sys.exit(not torch.cuda.is_available() and 'torch sees no CUDA device')"
 	rm -rf build/site
 	$(PYTHON) -m pip install --no-build-isolation --no-deps --no-index --target build/site .
 	cd build/site && PYTHONPATH=$(CURDIR)/build/site $(PYTHON) -m pytest -c ../../pyproject.toml ../../tests/gpu
