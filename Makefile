@@ -113,7 +113,11 @@ $(STAMPS)/torch: | $(STAMPS)/venv
 	$(PIP) install "$(TORCH)"
 	@touch $@
 
-# cumem is there already: this adds the packages of its extra and builds nothing.
-$(STAMPS)/test $(STAMPS)/dev: $(STAMPS)/%: pyproject.toml | $(STAMPS)/extension
-	$(PIP) install "cumem[$*]"
+# cumem is there already: these add the packages of its extras and build nothing.
+$(STAMPS)/test: pyproject.toml | $(STAMPS)/extension
+	$(PIP) install "cumem[test,plot]"
+	@touch $@
+
+$(STAMPS)/dev: pyproject.toml | $(STAMPS)/extension
+	$(PIP) install "cumem[dev,plot]"
 	@touch $@
