@@ -101,7 +101,6 @@ std::optional<Device> HostAddressSpace::owner_at(DeviceAddress address) const {
 Result<std::pair<HostAddressSpace::Mappings::iterator, HostAddressSpace::Mappings::iterator>>
 HostAddressSpace::whole_mappings(const char* call, DeviceAddress address, std::uint64_t size) {
   CUMEM_RETURN_IF_ERROR(check_range(call, address, size));
-  if (!in_one_reservation(address.value, size)) return refused(call, address, size, "it lies in no one reservation");
   const std::uint64_t end = address.value + size;
   const auto first = mappings_.find(address.value);
   auto last = first;

@@ -164,10 +164,18 @@ void map_needs_a_reservation_a_handle_and_its_size(Driver& driver) {
   const PhysicalHandle handle = create(driver, 2 * g);
   CHECK_REFUSED(driver.map(range.at(), g, handle));
   CHECK_REFUSED(driver.map(range.at(), 0, handle));
-  CHECK_REFUSED(driver.map(range.at(1), 2 * g, handle));
   CHECK_REFUSED(driver.map(range.at(), 2 * g, PhysicalHandle(0)));
   CHECK_OK(driver.map(range.at(), 2 * g, handle));
   CHECK_OK(driver.unmap(range.at(), 2 * g));
+  CHECK_OK(driver.release(handle));
+}
+
+void map_at_an_unaligned_address_is_refused(Driver& driver) {
+  const std::uint64_t g = granularity(driver);
+  const Range range(driver, 3 * g);
+  const PhysicalHandle handle = create(driver, g);
+  CHECK_REFUSED(driver.map(range.at(g / 2), g, handle));
+  CHECK_REFUSED(driver.map(range.at(1), g, handle));
   CHECK_OK(driver.release(handle));
 }
 
@@ -353,6 +361,7 @@ const std::vector<ConformanceCase>& memory_cases() {
       CASE(a_released_handle_stays_usable_through_its_mapping),
       CASE(map_into_an_occupied_range_is_refused),
       CASE(map_needs_a_reservation_a_handle_and_its_size),
+      CASE(map_at_an_unaligned_address_is_refused),
       CASE(map_past_the_end_of_a_reservation_is_refused),
       CASE(map_of_a_released_handle_is_refused),
       CASE(one_handle_mapped_twice_shows_the_same_bytes),

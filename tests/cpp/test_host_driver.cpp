@@ -1,5 +1,6 @@
 // The host driver: the shared laws, and what only it promises about memory. Its streams: test_host_streams.cpp.
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -8,9 +9,13 @@
 #include <array>
 #include <csignal>
 #include <functional>
+#include <iostream>
 #include <limits>
+#include <memory>
+#include <random>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "driver/host_driver.h"
 #include "driver_conformance.h"
@@ -46,6 +51,7 @@ std::uint64_t real_bytes(const std::string& name) {
 
 // Runs `work` in a child; what waitpid says of it. The child ends with what `work` returns.
 int in_child(const std::function<int()>& work) {
+  std::cout.flush();  // or the child's end may print it once more
   const pid_t child = fork();
   if (child == 0) {
     signal(SIGSEGV, SIG_DFL);  // sanitizers turn the fault into an exit
@@ -149,6 +155,29 @@ TEST_CASE("scattered_free_pages_make_one_large_handle") {
   CHECK(free_bytes(*driver) == small().device_bytes);
 }
 
+TEST_CASE("living_pages_are_never_shared_whatever_was_released_before") {
+  const auto driver = make();
+  const std::uint64_t g = small().granularity_bytes;
+  std::mt19937 random(7);  // NOLINT: the same sequence every time
+  std::vector<std::unique_ptr<Memory>> memories(24);
+  std::vector<Bytes> contents(memories.size());
+  for (int step = 0; step < 400; ++step) {
+    const std::size_t i = random() % memories.size();
+    if (memories[i] != nullptr) {
+      REQUIRE(read(*driver, memories[i]->at(), contents[i].size()) == contents[i]);
+      memories[i].reset();
+      continue;
+    }
+    const std::uint64_t size = (1 + random() % 6) * g;
+    memories[i] = std::make_unique<Memory>(*driver, size, kFirst, random() % 8 == 0);
+    contents[i] = Bytes(size, static_cast<std::uint8_t>(step));
+    write(*driver, memories[i]->at(), contents[i]);
+  }
+  std::uint64_t live = 0;
+  for (std::size_t i = 0; i < memories.size(); ++i) live += memories[i] != nullptr ? contents[i].size() : 0;
+  CHECK(free_bytes(*driver) == small().device_bytes - live);
+}
+
 TEST_CASE("thousands_of_handles_take_no_descriptors") {
   HostDriverOptions options = small();
   options.granularity_bytes = 4 * kKiB;
@@ -200,6 +229,7 @@ TEST_CASE("sizes_and_addresses_at_the_end_of_64_bits_are_refused") {
   const auto driver = make();
   const std::uint64_t g = small().granularity_bytes;
   const std::uint64_t most = std::numeric_limits<std::uint64_t>::max() / g * g;
+  const Range range(*driver, g);
   const PhysicalHandle handle = create(*driver, g);
   CHECK_CODE(kOutOfDeviceMemory, driver->reserve(most));
   CHECK_CODE(kOutOfDeviceMemory, driver->create(most, {kFirst, false, false}));
@@ -222,6 +252,10 @@ TEST_CASE("descriptors_that_are_no_export_are_refused") {
   CHECK_REFUSED(driver->import_fd(null, g));
   CHECK_REFUSED(driver->import_fd(-1, g));
   close(null);
+  const int file = memfd_create("no export", MFD_CLOEXEC);
+  REQUIRE(ftruncate(file, static_cast<off_t>(g)) == 0);
+  CHECK_REFUSED(driver->import_fd(file, g));
+  close(file);
   const PhysicalHandle handle = create(*driver, g, kFirst, true);
   const int fd = must(driver->export_fd(handle));
   CHECK((fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
@@ -246,6 +280,63 @@ TEST_CASE("another_driver_imports_and_the_exporter_is_charged_until_it_lets_go")
   CHECK(importer->counts().physical_bytes == g);
   CHECK_OK(importer->release(import));
   CHECK(free_bytes(*owner, kSecond) == total);
+}
+
+TEST_CASE("an_export_of_smaller_granules_is_refused") {
+  HostDriverOptions options = small();
+  options.granularity_bytes = 4 * kKiB;
+  const auto owner = make(options);
+  const PhysicalHandle handle = create(*owner, 4 * kKiB, kFirst, true);
+  const int fd = must(owner->export_fd(handle));
+  CHECK_REFUSED(make()->import_fd(fd, 4 * kKiB));
+  close(fd);
+  CHECK_OK(owner->release(handle));
+}
+
+// In a child: imports `fd` with a driver of its own, writes over the pages, reports through `done`, and lives until
+// `end` is closed.
+int write_through_import(int fd, std::uint64_t size, std::uint8_t byte, int done, int end) {
+  const auto own = HostDriver::create(small());
+  if (!own.ok()) return 1;
+  HostDriver& driver = *own.value();
+  const auto import = driver.import_fd(fd, size);
+  const auto address = driver.reserve(size);
+  close(fd);
+  if (!import.ok() || !address.ok()) return 2;
+  if (!driver.map(address.value(), size, import.value()).ok()) return 3;
+  if (!driver.set_access(address.value(), size, {kFirst}).ok() || !driver.release(import.value()).ok()) return 4;
+  std::fill_n(reinterpret_cast<std::uint8_t*>(address.value().value), size, byte);
+  char ignored = 0;
+  return ::write(done, "d", 1) == 1 && ::read(end, &ignored, 1) == 0 ? 0 : 5;
+}
+
+TEST_CASE("pages_shared_with_another_process_are_charged_until_it_ends") {
+  const auto driver = make();
+  const std::uint64_t g = small().granularity_bytes;
+  auto memory = std::make_unique<Memory>(*driver, g, kFirst, true);
+  const int fd = must(driver->export_fd(memory->handle()));
+  int done[2], end[2];
+  REQUIRE(pipe2(done, O_CLOEXEC) == 0);
+  REQUIRE(pipe2(end, O_CLOEXEC) == 0);
+  std::cout.flush();
+  const pid_t child = fork();
+  if (child == 0) {
+    close(end[1]);
+    _exit(write_through_import(fd, g, 42, done[1], end[0]));
+  }
+  close(fd);
+  close(done[1]);  // a child that failed ends the read below
+  char ignored = 0;
+  CHECK(::read(done[0], &ignored, 1) == 1);
+  CHECK(read(*driver, memory->at(), g) == Bytes(g, 42));
+  memory.reset();
+  CHECK(free_bytes(*driver) == small().device_bytes - g);
+  for (const int left : {end[0], end[1], done[0]}) close(left);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(WIFEXITED(status));
+  CHECK(WEXITSTATUS(status) == 0);
+  CHECK(free_bytes(*driver) == small().device_bytes);
 }
 
 // --- faults ---
@@ -300,6 +391,7 @@ TEST_CASE("touching_unmapped_memory_faults") {
 
 TEST_CASE("a_destroyed_driver_takes_everything_back") {
   const std::uint64_t before = real_bytes("cumem-");
+  DeviceAddress mapped;
   {
     const auto driver = make();
     const std::uint64_t g = small().granularity_bytes;
@@ -311,8 +403,10 @@ TEST_CASE("a_destroyed_driver_takes_everything_back") {
     REQUIRE_OK(driver->fill(address, 0, g, stream));
     REQUIRE_OK(driver->record_event(must(driver->create_event(kFirst)), stream));
     CHECK(real_bytes("cumem-") == before + 2 * g);
+    mapped = address;
   }
   CHECK(real_bytes("cumem-") == before);
+  CHECK(touching_faults(mapped));
 }
 
 TEST_CASE("a_forked_child_harms_nothing_of_its_parents") {
