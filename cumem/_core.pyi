@@ -7,6 +7,8 @@ Sizes are in bytes. Addresses are device addresses as integers.
 from collections.abc import Sequence
 from typing import final
 
+from typing_extensions import Buffer
+
 __version__: str
 
 @final
@@ -118,7 +120,7 @@ def cuda_driver() -> Driver:
     """The driver over libcuda. Raises `Unsupported` where there is none or no device that can."""
 
 def host_driver(
-    device_count: int = ..., device_bytes: int = ..., granularity_bytes: int = ...
+    device_count: int = ..., device_bytes: int = ..., granularity_bytes: int = ..., refuse_pinning: bool = ...
 ) -> Driver:
     """The driver that keeps the same laws on host memory."""
 
@@ -204,13 +206,15 @@ class Core:
         """Copies backups into their extents and waits."""
     def release_backup(self, extents: Sequence[Extent], *, keep_memory: bool = ...) -> None:
         """Drops backups; unknown ones are ignored. keep_memory=False gives empty slabs back to the system."""
+    def backup_bytes(self, segment: int) -> int:
+        """Bytes of a segment's backups."""
     def trim_host(self) -> int:
         """Gives all empty slabs back to the system; bytes."""
     def host_view(self, address: int, length: int) -> object:
         """A DLPack capsule (CPU, uint8) over the backup of [address, address + length)."""
-    def copy_to_host(self, extents: Sequence[Extent], buffers: Sequence[object]) -> None:
+    def copy_to_host(self, extents: Sequence[Extent], buffers: Sequence[Buffer]) -> None:
         """Copies each extent into a writable buffer of at least its length, and waits."""
-    def copy_to_device(self, extents: Sequence[Extent], buffers: Sequence[object]) -> None: ...
+    def copy_to_device(self, extents: Sequence[Extent], buffers: Sequence[Buffer]) -> None: ...
     @property
     def host_bytes(self) -> int:
         """Bytes of all slabs, used or not."""
@@ -224,6 +228,12 @@ class Core:
         """(done, total) bytes of the copy batch under way."""
     def check_valid(self) -> None:
         """Walks all invariants. Raises `CumemError` naming the first that does not hold."""
+
+def host_headroom(system_too: bool, root: str = ...) -> tuple[int, str]:
+    """(bytes, what sets the limit): what the memory cgroups, and with `system_too` MemAvailable, leave this process."""
+
+def is_forked_child() -> bool:
+    """Whether this process is a fork of the one that loaded the library."""
 
 def mark_exiting() -> None:
     """From now on deleters leak instead of calling the driver. Registered with `atexit` at import."""

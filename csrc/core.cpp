@@ -1,0 +1,418 @@
+#include "core.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "process.h"
+
+namespace cumem {
+namespace {
+
+using Lock = std::lock_guard<std::mutex>;
+
+constexpr std::uint64_t kDeadBytesLimit = 256 * kMiB;  // malloc reaps above it
+
+std::uint64_t new_segment_id() {
+  static std::atomic<std::uint64_t> next{1};  // one for all cores: ids in messages are never ambiguous
+  return next++;
+}
+
+std::vector<Device> devices_of(const std::vector<SegmentPtr>& segments) {
+  std::vector<Device> devices;
+  for (const SegmentPtr& segment : segments) {
+    if (!segment->mappings.empty()) devices.push_back(segment->properties.device);
+  }
+  return devices;
+}
+
+}  // namespace
+
+BlockHold::BlockHold(std::shared_ptr<Core> core, SegmentPtr segment, Run run)
+    : core_(std::move(core)), segment_(std::move(segment)), run_(run) {}
+
+BlockHold::~BlockHold() {
+  if (may_call_driver()) core_->table_.drop_block(segment_, run_.offset, run_.length);
+}
+
+DeviceAddress BlockHold::address() const { return segment_->address() + run_.offset; }
+
+Device BlockHold::device() const { return segment_->properties.device; }
+
+Core::Core(std::shared_ptr<Driver> driver, CoreOptions options)
+    : driver_(std::move(driver)),
+      options_(options),
+      arena_(std::make_shared<HostArena>(driver_, options_.host_budget_bytes)),
+      backups_(arena_),
+      waiter_(driver_, options_.device_timeout),
+      transfer_(driver_, waiter_) {}
+
+Core::~Core() {
+  std::vector<SegmentPtr> all = table_.take_all();
+  if (!may_call_driver()) {
+    for (const SegmentPtr& segment : all) new SegmentPtr(segment);  // leaked on purpose, and seen as reachable
+    return;
+  }
+  if (!waiter_.wait(devices_of(all)).ok()) {
+    for (const SegmentPtr& segment : all) new SegmentPtr(segment);  // better a leak than a page pulled from under a kernel
+    return;
+  }
+  for (const SegmentPtr& segment : all) (void)destroy(segment);
+  (void)close_orphans();
+  for (const HostBlockPtr& block : abandoned_) new HostBlockPtr(block);  // a copy may still use it
+}
+
+std::string Core::broken() const {
+  const Lock lock(mutex_);
+  return broken_;
+}
+
+Status Core::noted(Status status) {
+  if (status.code() == Code::kContextBroken) {
+    const Lock lock(mutex_);
+    if (broken_.empty()) broken_ = status.call() + ": " + status.message();
+  }
+  return status;
+}
+
+// --- what a device can do ---
+
+Result<Core::DeviceFacts> Core::facts(Device device) {
+  {
+    const Lock lock(mutex_);
+    const auto it = facts_.find(device);
+    if (it != facts_.end()) return it->second;
+  }
+  auto probed = probe(device);
+  if (!probed.ok()) return probed.status();
+  const Lock lock(mutex_);
+  facts_.emplace(device, probed.value());
+  return probed;
+}
+
+Result<Core::DeviceFacts> Core::probe(Device device) {
+  const int count = driver_->device_count();
+  if (device.ordinal < 0 || device.ordinal >= count) {
+    return Status(Code::kInvalidValue, "malloc",
+                  "device " + std::to_string(device.ordinal) + " is not one of the " + std::to_string(count) + " visible");
+  }
+  auto properties = driver_->properties(device);
+  if (!properties.ok()) return properties.status();
+  if (!properties.value().virtual_memory) {
+    return Status(Code::kUnsupported, "malloc",
+                  "device " + std::to_string(device.ordinal) + " (" + properties.value().name + ") has no virtual memory management");
+  }
+  DeviceFacts facts;
+  facts.granularity_bytes = properties.value().granularity_bytes;
+  facts.exportable = properties.value().exportable;
+  facts.rdma = properties.value().rdma && probe_rdma(device, facts.granularity_bytes);
+  facts.access.push_back(device);
+  for (int other = 0; other < count; ++other) {
+    if (other == device.ordinal) continue;
+    const auto reach = driver_->can_access_peer(Device{other}, device);
+    if (reach.ok() && reach.value()) facts.access.push_back(Device{other});
+  }
+  return facts;
+}
+
+bool Core::probe_rdma(Device device, std::uint64_t granularity_bytes) {
+  auto memory = PhysicalMemory::create(driver_, granularity_bytes, {device, false, true});
+  return memory.ok();  // its destructor gives the page back
+}
+
+// --- memory ---
+
+Status Core::keep_margin(std::uint64_t size, Device device) {
+  if (options_.margin_bytes == 0) return {};
+  auto info = driver_->memory_info(device);
+  if (!info.ok()) return info.status();
+  const std::uint64_t free_bytes = info.value().free_bytes;
+  const std::uint64_t usable = free_bytes - std::min(free_bytes, options_.margin_bytes);
+  if (size > usable) return Status::out_of_device_memory("malloc (margin)", size, usable);
+  return {};
+}
+
+Result<SegmentPtr> Core::make_segment(SlotId slot, std::uint64_t size, const AllocationProperties& properties,
+                                      const std::vector<Device>& access) {
+  CUMEM_RETURN_IF_ERROR(keep_margin(size, properties.device));
+  auto range = AddressRange::reserve(driver_, size);
+  if (!range.ok()) return range.status();
+  auto segment = std::make_shared<Segment>();
+  segment->id = SegmentId(new_segment_id());
+  segment->slot = slot;
+  segment->properties = properties;
+  segment->range = std::move(range).value();
+  const Status backed = back_once(*segment, access);
+  if (backed.ok()) return segment;
+  segment->owned = false;
+  if (!destroy(segment).ok()) table_.put_dead(segment);  // its clean-up failed too: reap() tries again
+  return backed;
+}
+
+Result<DeviceAddress> Core::malloc(SlotId slot, std::uint64_t size, Device device, bool shareable) {
+  auto known = facts(device);
+  if (!known.ok()) return noted(known.status());
+  const DeviceFacts& device_facts = known.value();
+  if (shareable && !device_facts.exportable) {
+    return Status(Code::kUnsupported, "malloc", "device " + std::to_string(device.ordinal) + " cannot export memory");
+  }
+  const auto rounded = round_up(size, device_facts.granularity_bytes);
+  if (size == 0 || !rounded) {
+    return Status(Code::kInvalidValue, "malloc", "a segment of " + std::to_string(size) + " bytes cannot be made");
+  }
+  if (table_.dead_bytes() >= kDeadBytesLimit) (void)reap();
+  const AllocationProperties properties{device, shareable, device_facts.rdma};
+  auto made = make_segment(slot, *rounded, properties, device_facts.access);
+  if (!made.ok() && made.status().code() == Code::kOutOfDeviceMemory) {
+    const auto reaped = reap();
+    if (reaped.ok() && reaped.value() > 0) made = make_segment(slot, *rounded, properties, device_facts.access);
+  }
+  if (!made.ok()) return noted(made.status());
+  const DeviceAddress address = made.value()->address();
+  table_.insert(std::move(made).value());
+  return address;
+}
+
+Status Core::free(DeviceAddress address) {
+  auto dropped = table_.drop_owner(address);
+  if (!dropped.ok()) return dropped.status();
+  const SegmentPtr segment = std::move(dropped).value();
+  if (!segment) return {};
+  Status status = segment->mappings.empty() ? Status() : waiter_.wait(segment->properties.device);
+  if (status.ok()) status = destroy(segment);
+  if (!status.ok()) table_.put_dead(segment);
+  return noted(status);
+}
+
+Result<std::unique_ptr<BlockHold>> Core::add_block(DeviceAddress address, std::uint64_t offset, std::uint64_t length) {
+  auto segment = table_.add_block(address, offset, length);
+  if (!segment.ok()) return segment.status();
+  return std::make_unique<BlockHold>(shared_from_this(), std::move(segment).value(), Run{offset, length});
+}
+
+// Pages first, then addresses, then the backup. After an error it is called again and goes on where it stopped.
+Status Core::destroy(const SegmentPtr& segment) {
+  CUMEM_RETURN_IF_ERROR(unmap_all(*segment));
+  segment->state = SegmentState::kAsleep;  // out of the table: ours alone
+  segment->mappings.clear();
+  CUMEM_RETURN_IF_ERROR(segment->range.close());
+  backups_.drop_segment(segment->id);
+  return {};
+}
+
+Result<std::uint64_t> Core::reap() {
+  Status first = close_orphans();
+  std::vector<SegmentPtr> dead = table_.take_dead();
+  if (!dead.empty()) {
+    const Status waited = waiter_.wait(devices_of(dead));
+    if (!waited.ok()) {
+      for (SegmentPtr& segment : dead) table_.put_dead(std::move(segment));
+      return noted(waited);
+    }
+  }
+  std::uint64_t bytes = 0;
+  for (SegmentPtr& segment : dead) {
+    const std::uint64_t mapped = segment->mapped() ? segment->size() : 0;
+    const Status status = destroy(segment);
+    if (status.ok()) {
+      bytes += mapped;
+      continue;
+    }
+    if (first.ok()) first = status;
+    table_.put_dead(std::move(segment));
+  }
+  if (!first.ok()) return noted(first);
+  return bytes;
+}
+
+void Core::keep_orphan(PhysicalMemory memory) {
+  const Lock lock(mutex_);
+  orphans_.push_back(std::move(memory));
+}
+
+Status Core::close_orphans() {
+  std::vector<PhysicalMemory> orphans;
+  {
+    const Lock lock(mutex_);
+    orphans.swap(orphans_);
+  }
+  Status first;
+  for (PhysicalMemory& orphan : orphans) {
+    const Status status = orphan.close();
+    if (status.ok()) continue;
+    if (first.ok()) first = status;
+    const Lock lock(mutex_);
+    orphans_.push_back(std::move(orphan));
+  }
+  return first;
+}
+
+// --- transitions ---
+
+std::vector<SegmentId> Core::claim(const std::vector<SegmentId>& ids) {
+  std::vector<SegmentId> held;
+  for (const SegmentPtr& segment : table_.claim(ids)) held.push_back(segment->id);
+  return held;
+}
+
+Status Core::wait_devices(const std::vector<Device>& devices) { return noted(waiter_.wait(devices)); }
+
+Status Core::unmap_all(Segment& segment) {
+  while (!segment.mappings.empty()) {
+    CUMEM_RETURN_IF_ERROR(segment.mappings.back().close());
+    segment.mappings.pop_back();
+  }
+  return {};
+}
+
+Outcome Core::unmap_one(const SegmentPtr& segment) {
+  const std::size_t before = segment->mappings.size();
+  Status status = unmap_all(*segment);
+  if (!status.ok() && status.code() != Code::kContextBroken) status = unmap_all(*segment);
+  if (!status.ok() && !segment->mappings.back().mapped()) {
+    // Unmapped, but its pages were not taken back: reap() tries again, the segment goes on.
+    keep_orphan(segment->mappings.back().take_memory());
+    segment->mappings.pop_back();
+  }
+  if (segment->mappings.empty()) {
+    table_.set_state(segment, SegmentState::kAsleep);
+  } else if (segment->mappings.size() != before || status.code() == Code::kContextBroken) {
+    table_.set_state(segment, SegmentState::kLost);
+  }
+  return {segment->id, noted(status)};
+}
+
+std::vector<Outcome> Core::unmap(const std::vector<SegmentId>& ids) {
+  std::vector<Outcome> outcomes;
+  for (const SegmentPtr& segment : table_.claimed(ids)) {
+    if (table_.state(segment) != SegmentState::kAsleep) outcomes.push_back(unmap_one(segment));
+  }
+  return outcomes;
+}
+
+// On an error the segment has no mapping, or leftovers that the next call removes first.
+Status Core::back_once(Segment& segment, const std::vector<Device>& access) {
+  CUMEM_RETURN_IF_ERROR(unmap_all(segment));
+  auto memory = PhysicalMemory::create(driver_, segment.size(), segment.properties);
+  if (!memory.ok()) return memory.status();
+  auto mapping = Mapping::map(driver_, segment.address(), memory.value());
+  if (!mapping.ok()) {
+    if (!memory.value().close().ok()) keep_orphan(std::move(memory).value());
+    return mapping.status();
+  }
+  const Status status = mapping.value().set_access(access);
+  if (status.ok() || !mapping.value().close().ok()) segment.mappings.push_back(std::move(mapping).value());
+  return status;
+}
+
+Status Core::back(Segment& segment) {
+  auto known = facts(segment.properties.device);
+  if (!known.ok()) return known.status();
+  Status status = back_once(segment, known.value().access);
+  const bool again = !status.ok() && status.code() != Code::kOutOfDeviceMemory && status.code() != Code::kContextBroken;
+  return again ? back_once(segment, known.value().access) : status;
+}
+
+Outcome Core::map_one(const SegmentPtr& segment) {
+  const Status status = back(*segment);
+  if (status.ok()) {
+    table_.set_state(segment, SegmentState::kMoving);
+  } else if (segment->mappings.empty()) {
+    table_.set_state(segment, SegmentState::kAsleep);
+  } else {
+    table_.set_state(segment, SegmentState::kLost);
+  }
+  return {segment->id, noted(status)};
+}
+
+std::vector<Outcome> Core::map(const std::vector<SegmentId>& ids) {
+  std::vector<Outcome> outcomes;
+  (void)close_orphans();  // pages that could not be released are needed now
+  for (const SegmentPtr& segment : table_.claimed(ids)) {
+    const SegmentState state = table_.state(segment);
+    if (state == SegmentState::kAsleep || state == SegmentState::kLost) outcomes.push_back(map_one(segment));
+  }
+  return outcomes;
+}
+
+void Core::settle(const std::vector<SegmentId>& ids) {
+  for (const SegmentPtr& segment : table_.claimed(ids)) {
+    if (table_.state(segment) == SegmentState::kMoving) table_.set_state(segment, SegmentState::kResident);
+  }
+}
+
+// --- copies ---
+
+Status Core::move(Move::Kind kind, const std::vector<Extent>& extents, const std::vector<std::byte*>& hosts,
+                  std::uint8_t byte) {
+  std::vector<Move> moves;
+  moves.reserve(extents.size());
+  std::map<SegmentId, SegmentPtr> held;
+  for (std::size_t i = 0; i < extents.size(); ++i) {
+    const Extent& extent = extents[i];
+    SegmentPtr& segment = held[extent.segment];
+    if (!segment) {
+      const auto found = table_.claimed({extent.segment});
+      if (found.empty()) return Status(Code::kNotFound, "copy", "segment " + std::to_string(extent.segment.value) + " is not claimed");
+      segment = found.front();
+    }
+    if (extent.offset > segment->size() || extent.length > segment->size() - extent.offset) {
+      return Status(Code::kInvalidValue, "copy", "an extent leaves segment " + std::to_string(extent.segment.value));
+    }
+    const SegmentState state = table_.state(segment);
+    if (state != SegmentState::kResident && state != SegmentState::kMoving) {
+      return Status(Code::kWrongState, "copy", "segment " + std::to_string(extent.segment.value) + " is " + state_name(state));
+    }
+    if (extent.length == 0) continue;
+    moves.push_back({kind, segment->properties.device, segment->address() + extent.offset,
+                     hosts.empty() ? nullptr : hosts[i], extent.length, byte});
+  }
+  return noted(transfer_.run(moves));
+}
+
+Status Core::move_backups(Move::Kind kind, const std::vector<Extent>& extents) {
+  auto blocks = backups_.blocks(extents);
+  if (!blocks.ok()) return blocks.status();
+  std::vector<std::byte*> hosts;
+  hosts.reserve(extents.size());
+  for (const HostBlockPtr& block : blocks.value()) hosts.push_back(block->data());
+  const Status status = move(kind, extents, hosts, 0);
+  if (status.code() == Code::kBusy) {
+    const Lock lock(mutex_);
+    for (HostBlockPtr& block : blocks.value()) abandoned_.push_back(std::move(block));
+  }
+  return status;
+}
+
+Status Core::fill(const std::vector<Extent>& extents, std::uint8_t byte) {
+  return move(Move::Kind::kFill, extents, {}, byte);
+}
+
+Status Core::save(const std::vector<Extent>& extents) { return move_backups(Move::Kind::kToHost, extents); }
+
+Status Core::restore(const std::vector<Extent>& extents) { return move_backups(Move::Kind::kToDevice, extents); }
+
+Status Core::copy_to_host(const std::vector<Extent>& extents, const std::vector<std::byte*>& buffers) {
+  return move(Move::Kind::kToHost, extents, buffers, 0);
+}
+
+Status Core::copy_to_device(const std::vector<Extent>& extents, const std::vector<std::byte*>& buffers) {
+  return move(Move::Kind::kToDevice, extents, buffers, 0);
+}
+
+void Core::release_backup(const std::vector<Extent>& extents, bool keep_memory) {
+  backups_.drop(extents);
+  if (!keep_memory) arena_->trim();
+}
+
+Result<HostRange> Core::host_view(DeviceAddress address, std::uint64_t length) const {
+  const auto segment = table_.find(address);
+  if (!segment) return Status(Code::kNotFound, "host_view", "the address is not managed");
+  return backups_.find(segment->id, address.value - segment->address.value, length);
+}
+
+std::string Core::check_valid() const {
+  std::string law = table_.check_valid();
+  return law.empty() ? arena_->check_valid() : law;
+}
+
+}  // namespace cumem

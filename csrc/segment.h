@@ -1,0 +1,68 @@
+// Segment: one reserved range of device addresses that the allocator handed out, its pages, and who still needs it.
+//
+//            malloc                      unmap                        map
+//   (none) ---------> resident --------------------------> asleep ----------> moving
+//                        ^                                    ^                  |
+//                        |               settle               |      unmap       |
+//                        +------------------------------------|------------------+---- settle --> resident
+//   any unmap that stops half-way ----> lost ---- map (removes what is left first) ----> moving
+//
+// Laws:
+//   resident or moving  =>  every byte of [range) is mapped, with access for the device and its peers
+//   asleep              =>  nothing is mapped in [range)
+//   dead == (!owned && blocks.empty());  a dead, unclaimed segment is in no table
+//
+// Threads: `state`, `owned`, `claims`, `blocks` belong to the table's mutex. `range` and `mappings` belong to whoever holds a
+// claim (there is one transition at a time) or, once dead and out of the table, to whoever destroys it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "driver/driver.h"
+#include "plan.h"
+#include "vmm.h"
+
+namespace cumem {
+
+enum class SegmentState { kResident, kAsleep, kMoving, kLost };
+
+[[nodiscard]] inline const char* state_name(SegmentState state) {
+  switch (state) {
+    case SegmentState::kResident: return "resident";
+    case SegmentState::kAsleep: return "asleep";
+    case SegmentState::kMoving: return "moving";
+    case SegmentState::kLost: return "lost";
+  }
+  return "unknown";
+}
+
+struct Segment {
+  SegmentId id;
+  SlotId slot;
+  AllocationProperties properties;  // fixed: a wake re-creates with the same
+  AddressRange range;               // before mappings: pages go before addresses
+  std::vector<Mapping> mappings;    // ascending, adjacent
+
+  SegmentState state = SegmentState::kResident;
+  bool owned = true;                                   // malloc's caller has not called free
+  std::uint32_t claims = 0;                            // transitions that use it
+  std::multimap<std::uint64_t, std::uint64_t> blocks;  // offset -> length of live blocks
+
+  [[nodiscard]] DeviceAddress address() const { return range.address(); }
+  [[nodiscard]] std::uint64_t size() const { return range.size(); }
+  [[nodiscard]] bool dead() const { return !owned && blocks.empty(); }
+  [[nodiscard]] bool mapped() const { return state == SegmentState::kResident || state == SegmentState::kMoving; }
+
+  // An owned segment is live as a whole; else its blocks are.
+  [[nodiscard]] std::vector<Run> live_blocks() const {
+    if (owned) return {{0, size()}};
+    std::vector<Run> runs;
+    runs.reserve(blocks.size());
+    for (const auto& [offset, length] : blocks) runs.push_back({offset, length});
+    return runs;
+  }
+};
+
+}  // namespace cumem
