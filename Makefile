@@ -30,7 +30,7 @@ demo: $(STAMPS)/extension $(STAMPS)/torch ## sleep and wake a model, on a GPU if
 	$(BIN)/cumem demo
 
 test: $(STAMPS)/extension $(STAMPS)/torch $(STAMPS)/test ## all Python tests that need no GPU
-	$(BIN)/python -m pytest -n $(JOBS) --ignore=tests/gpu tests
+	PYTEST_TIMEOUT=120 $(BIN)/python -m pytest -n $(JOBS) --ignore=tests/gpu tests
 
 test-cpp: $(STAMPS)/venv ## the C++ tests
 	$(call ctest,cpp)

@@ -177,7 +177,7 @@ Status Core::free(DeviceAddress address) {
   if (!dropped.ok()) return dropped.status();
   const SegmentPtr segment = std::move(dropped).value();
   if (!segment) return {};
-  Status status = segment->mappings.empty() ? Status() : waiter_.wait(segment->properties.device);
+  Status status = segment->mappings.empty() ? Status() : driver_->synchronize(segment->properties.device);
   if (status.ok()) status = destroy(segment);
   if (!status.ok()) table_.put_dead(segment);
   return noted(status);

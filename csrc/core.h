@@ -79,8 +79,9 @@ class Core : public std::enable_shared_from_this<Core> {
   // kOutOfDeviceMemory (needed, free), kInvalidValue (0, overflow, no such device): nothing changed.
   Result<DeviceAddress> malloc(SlotId slot, std::uint64_t size, Device device, bool shareable);
 
-  // Legal in every state. Complete on return, unless a transition or a block holds the segment, or the device does not
-  // become idle in time: then the next reap() ends it. kNotFound: not an address that malloc gave and free did not take.
+  // Legal in every state. Complete on return, unless a transition or a block holds the segment: then a later reap() ends it.
+  // Waits for the device as cudaFree does, without a deadline and without a hand-over to a thread: it is on torch's path.
+  // kNotFound: not an address that malloc gave and free did not take.
   Status free(DeviceAddress address);
 
   Result<std::unique_ptr<BlockHold>> add_block(DeviceAddress address, std::uint64_t offset, std::uint64_t length);
