@@ -10,8 +10,8 @@ using Lock = std::lock_guard<std::mutex>;
 
 Status no_backup(SegmentId segment, std::uint64_t offset, std::uint64_t length) {
   return Status(Code::kNotFound, "backup",
-                "no backup of " + std::to_string(length) + " bytes at offset " + std::to_string(offset) + " of segment " +
-                    std::to_string(segment.value));
+                "no backup of " + std::to_string(length) + " bytes at offset " + std::to_string(offset) +
+                    " of segment " + std::to_string(segment.value));
 }
 
 }  // namespace
@@ -82,7 +82,8 @@ void Backups::drop_segment(SegmentId segment) {
 std::uint64_t Backups::bytes(SegmentId segment) const {
   const Lock lock(mutex_);
   std::uint64_t total = 0;
-  for (auto it = blocks_.lower_bound(Extent{segment, 0, 0}); it != blocks_.end() && it->first.segment == segment; ++it) {
+  for (auto it = blocks_.lower_bound(Extent{segment, 0, 0}); it != blocks_.end() && it->first.segment == segment;
+       ++it) {
     total += it->first.length;
   }
   return total;

@@ -1,4 +1,5 @@
-// Backups: extent -> host block. Reserved before anything changes, dropped only when the caller says so or the segment dies.
+// Backups: extent -> host block. Reserved before anything changes, dropped only when the caller says so or the segment
+// dies.
 //
 // Law: an extent has at most one backup; two backups of one segment never overlap (the caller's extents do not).
 // Threads: one mutex, for bookkeeping only.

@@ -53,7 +53,8 @@ Core::~Core() {
     return;
   }
   if (!waiter_.wait(devices_of(all)).ok()) {
-    for (const SegmentPtr& segment : all) new SegmentPtr(segment);  // better a leak than a page pulled from under a kernel
+    for (const SegmentPtr& segment : all)
+      new SegmentPtr(segment);  // better a leak than a page pulled from under a kernel
     return;
   }
   for (const SegmentPtr& segment : all) (void)destroy(segment);
@@ -92,14 +93,16 @@ Result<Core::DeviceFacts> Core::facts(Device device) {
 Result<Core::DeviceFacts> Core::probe(Device device) {
   const int count = driver_->device_count();
   if (device.ordinal < 0 || device.ordinal >= count) {
-    return Status(Code::kInvalidValue, "malloc",
-                  "device " + std::to_string(device.ordinal) + " is not one of the " + std::to_string(count) + " visible");
+    return Status(
+        Code::kInvalidValue, "malloc",
+        "device " + std::to_string(device.ordinal) + " is not one of the " + std::to_string(count) + " visible");
   }
   auto properties = driver_->properties(device);
   if (!properties.ok()) return properties.status();
   if (!properties.value().virtual_memory) {
     return Status(Code::kUnsupported, "malloc",
-                  "device " + std::to_string(device.ordinal) + " (" + properties.value().name + ") has no virtual memory management");
+                  "device " + std::to_string(device.ordinal) + " (" + properties.value().name +
+                      ") has no virtual memory management");
   }
   DeviceFacts facts;
   facts.granularity_bytes = properties.value().granularity_bytes;
@@ -352,7 +355,8 @@ Status Core::move(Move::Kind kind, const std::vector<Extent>& extents, const std
     SegmentPtr& segment = held[extent.segment];
     if (!segment) {
       const auto found = table_.claimed({extent.segment});
-      if (found.empty()) return Status(Code::kNotFound, "copy", "segment " + std::to_string(extent.segment.value) + " is not claimed");
+      if (found.empty())
+        return Status(Code::kNotFound, "copy", "segment " + std::to_string(extent.segment.value) + " is not claimed");
       segment = found.front();
     }
     if (extent.offset > segment->size() || extent.length > segment->size() - extent.offset) {
@@ -360,7 +364,8 @@ Status Core::move(Move::Kind kind, const std::vector<Extent>& extents, const std
     }
     const SegmentState state = table_.state(segment);
     if (state != SegmentState::kResident && state != SegmentState::kMoving) {
-      return Status(Code::kWrongState, "copy", "segment " + std::to_string(extent.segment.value) + " is " + state_name(state));
+      return Status(Code::kWrongState, "copy",
+                    "segment " + std::to_string(extent.segment.value) + " is " + state_name(state));
     }
     if (extent.length == 0) continue;
     moves.push_back({kind, segment->properties.device, segment->address() + extent.offset,

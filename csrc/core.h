@@ -1,11 +1,11 @@
 // Core: ties drivers, table, backups and transfers; the batch primitives that the binding exposes.
 //
-// It moves bytes and decides nothing: it knows no tag, policy, rank or torch. Its callers order the primitives (wait, save,
-// unmap ...); it keeps each of them safe: no leak, no double use, a legal state after every failure.
+// It moves bytes and decides nothing: it knows no tag, policy, rank or torch. Its callers order the primitives (wait,
+// save, unmap ...); it keeps each of them safe: no leak, no double use, a legal state after every failure.
 //
-// malloc -> address, owned by the caller; add_block/drop_block count what lives in a segment; free drops the owner's hold.
-// A segment dies when it is neither owned nor holds a block; it is destroyed at once by free, else at the next reap(). Blocks
-// end in tensors' deleters, where neither waiting nor driver calls are allowed: hence the delay.
+// malloc -> address, owned by the caller; add_block/drop_block count what lives in a segment; free drops the owner's
+// hold. A segment dies when it is neither owned nor holds a block; it is destroyed at once by free, else at the next
+// reap(). Blocks end in tensors' deleters, where neither waiting nor driver calls are allowed: hence the delay.
 //
 // Lock order: GIL -> arena -> table; no lock of ours is held across a driver call, except Transfer's own.
 #pragma once
@@ -29,9 +29,9 @@
 namespace cumem {
 
 struct CoreOptions {
-  std::optional<std::uint64_t> host_budget_bytes;       // of all slabs
-  std::uint64_t margin_bytes = 0;                       // malloc fails when less would stay free on the device
-  std::chrono::duration<double> device_timeout{60.0};   // of every wait for a device
+  std::optional<std::uint64_t> host_budget_bytes;      // of all slabs
+  std::uint64_t margin_bytes = 0;                      // malloc fails when less would stay free on the device
+  std::chrono::duration<double> device_timeout{60.0};  // of every wait for a device
 };
 
 // What became of one segment in a batch.
@@ -79,18 +79,21 @@ class Core : public std::enable_shared_from_this<Core> {
   // kOutOfDeviceMemory (needed, free), kInvalidValue (0, overflow, no such device): nothing changed.
   Result<DeviceAddress> malloc(SlotId slot, std::uint64_t size, Device device, bool shareable);
 
-  // Legal in every state. Complete on return, unless a transition or a block holds the segment: then a later reap() ends it.
-  // Waits for the device as cudaFree does, without a deadline and without a hand-over to a thread: it is on torch's path.
-  // kNotFound: not an address that malloc gave and free did not take.
+  // Legal in every state. Complete on return, unless a transition or a block holds the segment: then a later reap()
+  // ends it. Waits for the device as cudaFree does, without a deadline and without a hand-over to a thread: it is on
+  // torch's path. kNotFound: not an address that malloc gave and free did not take.
   Status free(DeviceAddress address);
 
   Result<std::unique_ptr<BlockHold>> add_block(DeviceAddress address, std::uint64_t offset, std::uint64_t length);
 
   [[nodiscard]] std::optional<SegmentInfo> find(DeviceAddress address) const { return table_.find(address); }
   [[nodiscard]] std::vector<SegmentInfo> segments(std::optional<SlotId> slot) const { return table_.list(slot); }
-  [[nodiscard]] std::vector<Extent> live_extents(const std::vector<SegmentId>& ids) const { return table_.live_extents(ids); }
+  [[nodiscard]] std::vector<Extent> live_extents(const std::vector<SegmentId>& ids) const {
+    return table_.live_extents(ids);
+  }
 
-  // Destroys what died; waits for the devices once. The bytes given back. After an error the rest stays for the next call.
+  // Destroys what died; waits for the devices once. The bytes given back. After an error the rest stays for the next
+  // call.
   Result<std::uint64_t> reap();
   [[nodiscard]] std::uint64_t dead_bytes() const { return table_.dead_bytes(); }
 
@@ -137,8 +140,8 @@ class Core : public std::enable_shared_from_this<Core> {
   struct DeviceFacts {
     std::uint64_t granularity_bytes = 0;
     bool exportable = false;
-    bool rdma = false;             // probed: the driver really makes such handles
-    std::vector<Device> access;    // the device and every peer that can reach it
+    bool rdma = false;           // probed: the driver really makes such handles
+    std::vector<Device> access;  // the device and every peer that can reach it
   };
 
   Result<DeviceFacts> facts(Device device);
@@ -148,17 +151,18 @@ class Core : public std::enable_shared_from_this<Core> {
   Status keep_margin(std::uint64_t size, Device device);
   Result<SegmentPtr> make_segment(SlotId slot, std::uint64_t size, const AllocationProperties& properties,
                                   const std::vector<Device>& access);
-  Status back(Segment& segment);             // pages, mapping and access for the whole range
+  Status back(Segment& segment);  // pages, mapping and access for the whole range
   Status back_once(Segment& segment, const std::vector<Device>& access);
-  Status unmap_all(Segment& segment);        // until the first failure
+  Status unmap_all(Segment& segment);  // until the first failure
   Status destroy(const SegmentPtr& segment);
   void keep_orphan(PhysicalMemory memory);
   Status close_orphans();
   Outcome unmap_one(const SegmentPtr& segment);
   Outcome map_one(const SegmentPtr& segment);
-  Status move(Move::Kind kind, const std::vector<Extent>& extents, const std::vector<std::byte*>& hosts, std::uint8_t byte);
+  Status move(Move::Kind kind, const std::vector<Extent>& extents, const std::vector<std::byte*>& hosts,
+              std::uint8_t byte);
   Status move_backups(Move::Kind kind, const std::vector<Extent>& extents);
-  Status noted(Status status);               // remembers a broken context
+  Status noted(Status status);  // remembers a broken context
 
   std::shared_ptr<Driver> driver_;
   CoreOptions options_;
@@ -169,11 +173,11 @@ class Core : public std::enable_shared_from_this<Core> {
   Transfer transfer_;
   std::atomic<std::uint64_t> next_slot_{1};
 
-  mutable std::mutex mutex_;                 // of what follows; innermost
+  mutable std::mutex mutex_;  // of what follows; innermost
   std::map<Device, DeviceFacts> facts_;
   std::string broken_;
-  std::vector<PhysicalMemory> orphans_;      // unmapped pages that could not be released yet
-  std::vector<HostBlockPtr> abandoned_;      // a copy that never ended may still use them
+  std::vector<PhysicalMemory> orphans_;  // unmapped pages that could not be released yet
+  std::vector<HostBlockPtr> abandoned_;  // a copy that never ended may still use them
 };
 
 }  // namespace cumem

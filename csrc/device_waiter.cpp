@@ -86,8 +86,9 @@ Status DeviceWaiter::wait(Device device) {
   held->wake.notify_one();
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
   if (!held->finished.wait_until(lock, deadline, [&] { return held->done >= ticket; })) {
-    return Status(Code::kBusy, "synchronize",
-                  "device " + std::to_string(device.ordinal) + " still works after " + std::to_string(timeout_.count()) + " s");
+    return Status(
+        Code::kBusy, "synchronize",
+        "device " + std::to_string(device.ordinal) + " still works after " + std::to_string(timeout_.count()) + " s");
   }
   return held->status;
 }

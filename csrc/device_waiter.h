@@ -1,9 +1,9 @@
-// DeviceWaiter: waits for a device with a deadline. The driver's own wait has none, so one thread a device does that and the
-// caller waits for the thread.
+// DeviceWaiter: waits for a device with a deadline. The driver's own wait has none, so one thread a device does that
+// and the caller waits for the thread.
 //
-// A wait that timed out leaves its thread inside the driver; the next wait begins after that one ends. A wait covers all
-// work queued before it was called: a driver wait that had begun earlier never answers for it.
-// At the end a thread that is stuck in the driver is detached, never joined.
+// A wait that timed out leaves its thread inside the driver; the next wait begins after that one ends. A wait covers
+// all work queued before it was called: a driver wait that had begun earlier never answers for it. At the end a thread
+// that is stuck in the driver is detached, never joined.
 #pragma once
 
 #include <chrono>

@@ -16,7 +16,7 @@ namespace {
 using Lock = std::lock_guard<std::mutex>;
 
 constexpr std::uint64_t kSlabBytes = 512 * kMiB;
-constexpr unsigned kMostThreads = 8;           // measured: 16 gain an eighth more
+constexpr unsigned kMostThreads = 8;  // measured: 16 gain an eighth more
 
 unsigned thread_count() { return std::clamp(std::thread::hardware_concurrency(), 1u, kMostThreads); }
 
@@ -54,7 +54,8 @@ Result<std::vector<HostBlockPtr>> HostArena::allocate(const std::vector<std::uin
   }
   if (missing.empty()) return blocks;
 
-  const SlabPlan plan = plan_slabs(missing_sizes, slab_target(sum(missing_sizes), thread_count(), kSlabBytes), page_bytes());
+  const SlabPlan plan =
+      plan_slabs(missing_sizes, slab_target(sum(missing_sizes), thread_count(), kSlabBytes), page_bytes());
   const std::uint64_t bytes = sum(plan.slab_bytes);
   Status admitted = admit(bytes);
   if (!admitted.ok() && trim() > 0) admitted = admit(bytes);  // empty slabs whose shape does not fit make room
@@ -72,8 +73,7 @@ Result<std::vector<HostBlockPtr>> HostArena::allocate(const std::vector<std::uin
       const std::uint64_t rest = last->second - missing_sizes[i];
       entry.free.erase(last);
       if (rest > 0) entry.free.emplace(offset + missing_sizes[i], rest);
-      blocks[missing[i]] =
-          std::make_shared<HostBlock>(shared_from_this(), entry.slab, Run{offset, missing_sizes[i]});
+      blocks[missing[i]] = std::make_shared<HostBlock>(shared_from_this(), entry.slab, Run{offset, missing_sizes[i]});
     }
   }
   return blocks;
@@ -199,7 +199,8 @@ std::string HostArena::check_valid() const {
     std::uint64_t end = 0;
     bool first = true;
     for (const auto& [offset, length] : entry.free) {
-      if (length == 0 || offset > entry.slab->size() || length > entry.slab->size() - offset) return "a free run leaves its slab";
+      if (length == 0 || offset > entry.slab->size() || length > entry.slab->size() - offset)
+        return "a free run leaves its slab";
       if (!first && offset <= end) return "free runs of a slab touch or overlap";
       end = offset + length;
       first = false;

@@ -1,6 +1,6 @@
-// HostArena: the host memory that backups live in. Large slabs, each populated by steps in its own thread and registered
-// once (measured: 24 to 27 GiB/s, against 2.3 for cudaHostAlloc), cut into blocks; no block crosses a slab, since a copy whose
-// host range crosses from one registration into the next fails.
+// HostArena: the host memory that backups live in. Large slabs, each populated by steps in its own thread and
+// registered once (measured: 24 to 27 GiB/s, against 2.3 for cudaHostAlloc), cut into blocks; no block crosses a slab,
+// since a copy whose host range crosses from one registration into the next fails.
 //
 // Laws:
 //   bytes() == sum of slab sizes <= budget                 (bytes being populated count)
@@ -68,7 +68,8 @@ using HostBlockPtr = std::shared_ptr<HostBlock>;
 
 class HostArena : public std::enable_shared_from_this<HostArena> {
  public:
-  // budget_bytes: the most that all slabs may hold. Without one, MemAvailable limits what is added; the cgroups always do.
+  // budget_bytes: the most that all slabs may hold. Without one, MemAvailable limits what is added; the cgroups always
+  // do.
   HostArena(std::shared_ptr<Driver> driver, std::optional<std::uint64_t> budget_bytes);
 
   // One block for each size (> 0), all or nothing: kOutOfHostMemory leaves the arena as it was. Blocks until populated.

@@ -7,7 +7,9 @@
 namespace cumem {
 namespace {
 
-std::uint64_t align_up(std::uint64_t value, std::uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+std::uint64_t align_up(std::uint64_t value, std::uint64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 }  // namespace
 

@@ -6,8 +6,8 @@
 
 namespace cumem {
 
-inline constexpr std::uint64_t kBlockAlignment = 512;          // bytes; torch's own rounding
-inline constexpr std::uint64_t kHoleBytes = 16ull << 20;       // a hole of this size and more splits a run
+inline constexpr std::uint64_t kBlockAlignment = 512;     // bytes; torch's own rounding
+inline constexpr std::uint64_t kHoleBytes = 16ull << 20;  // a hole of this size and more splits a run
 
 struct Run {
   std::uint64_t offset = 0;

@@ -12,8 +12,8 @@
 //   asleep              =>  nothing is mapped in [range)
 //   dead == (!owned && blocks.empty());  a dead, unclaimed segment is in no table
 //
-// Threads: `state`, `owned`, `claims`, `blocks` belong to the table's mutex. `range` and `mappings` belong to whoever holds a
-// claim (there is one transition at a time) or, once dead and out of the table, to whoever destroys it.
+// Threads: `state`, `owned`, `claims`, `blocks` belong to the table's mutex. `range` and `mappings` belong to whoever
+// holds a claim (there is one transition at a time) or, once dead and out of the table, to whoever destroys it.
 #pragma once
 
 #include <cstdint>

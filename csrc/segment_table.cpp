@@ -209,7 +209,8 @@ std::string SegmentTable::check_valid() const {
     if (segment->claims > 0) continue;  // its pages are moving
     std::uint64_t mapped = 0;
     for (const Mapping& mapping : segment->mappings) mapped += mapping.mapped() ? mapping.size() : 0;
-    if (segment->mapped() && mapped != segment->size()) return name + " is " + state_name(segment->state) + " but not mapped";
+    if (segment->mapped() && mapped != segment->size())
+      return name + " is " + state_name(segment->state) + " but not mapped";
     if (segment->state == SegmentState::kAsleep && mapped != 0) return name + " is asleep but mapped";
   }
   for (const SegmentPtr& segment : dead_) {

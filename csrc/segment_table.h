@@ -1,5 +1,5 @@
-// SegmentTable: address -> segment, id -> segment, and the segments that died. The only mutex over segments; it is never held
-// across a driver call, a copy or a wait. Lock order: GIL -> arena -> table.
+// SegmentTable: address -> segment, id -> segment, and the segments that died. The only mutex over segments; it is
+// never held across a driver call, a copy or a wait. Lock order: GIL -> arena -> table.
 //
 // Laws:
 //   a segment is in exactly one of: the table, the dead list, the hands of a caller that destroys it
@@ -50,8 +50,8 @@ class SegmentTable {
   [[nodiscard]] std::vector<SegmentInfo> list(std::optional<SlotId> slot) const;  // by address
   [[nodiscard]] std::vector<Extent> live_extents(const std::vector<SegmentId>& ids) const;
 
-  // Drops the owner's hold on the segment that begins at `address`. The segment, if the caller must destroy it now; nothing if
-  // blocks live or a claim holds it (it then dies later). kNotFound: no owned segment begins there.
+  // Drops the owner's hold on the segment that begins at `address`. The segment, if the caller must destroy it now;
+  // nothing if blocks live or a claim holds it (it then dies later). kNotFound: no owned segment begins there.
   Result<SegmentPtr> drop_owner(DeviceAddress address);
 
   // A new block of [offset, offset + length) of the segment that begins at `address`.

@@ -52,7 +52,8 @@ Result<std::shared_ptr<Slab>> Slab::create(std::shared_ptr<Driver> driver, std::
   std::shared_ptr<Slab> slab(new Slab(std::move(driver), static_cast<std::byte*>(data), size));
   (void)madvise(data, size, MADV_HUGEPAGE);  // advice: a kernel without it is slower, not wrong
   (void)madvise(data, size, MADV_DONTFORK);  // a child needs no backups, and copy-on-write would move pinned pages
-  if (!populate(slab->data_, size)) return Status::out_of_host_memory("madvise", size, 0, "the system has no pages left");
+  if (!populate(slab->data_, size))
+    return Status::out_of_host_memory("madvise", size, 0, "the system has no pages left");
   const Status status = slab->driver_->register_host(data, size);
   if (status.code() == Code::kContextBroken) return status;
   slab->pinned_ = status.ok();
@@ -60,7 +61,7 @@ Result<std::shared_ptr<Slab>> Slab::create(std::shared_ptr<Driver> driver, std::
 }
 
 Slab::~Slab() {
-  if (is_forked_child()) return;  // not mapped here
+  if (is_forked_child()) return;                                                      // not mapped here
   if (pinned_ && may_call_driver() && !driver_->unregister_host(data_).ok()) return;  // a leak, never a dangling page
   munmap(data_, size_);
 }

@@ -49,8 +49,8 @@ class [[nodiscard]] Status {
 
   [[nodiscard]] bool ok() const { return code_ == Code::kOk; }
   [[nodiscard]] Code code() const { return code_; }
-  [[nodiscard]] std::int64_t raw() const { return raw_; }             // the driver's own code, 0 if none
-  [[nodiscard]] const std::string& call() const { return call_; }     // the call that failed, "cuMemCreate"
+  [[nodiscard]] std::int64_t raw() const { return raw_; }          // the driver's own code, 0 if none
+  [[nodiscard]] const std::string& call() const { return call_; }  // the call that failed, "cuMemCreate"
   [[nodiscard]] const std::string& message() const { return message_; }
   [[nodiscard]] std::uint64_t needed_bytes() const { return needed_bytes_; }
   [[nodiscard]] std::uint64_t free_bytes() const { return free_bytes_; }
@@ -68,8 +68,8 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : held_(std::move(value)) {}             // NOLINT(google-explicit-constructor)
-  Result(Status status) : held_(std::move(status)) {       // NOLINT(google-explicit-constructor)
+  Result(T value) : held_(std::move(value)) {}        // NOLINT(google-explicit-constructor)
+  Result(Status status) : held_(std::move(status)) {  // NOLINT(google-explicit-constructor)
     assert(!std::get<Status>(held_).ok());
   }
 
@@ -84,8 +84,8 @@ class [[nodiscard]] Result {
 };
 
 // Returns the status from the enclosing function if it is not ok.
-#define CUMEM_RETURN_IF_ERROR(expression)                  \
-  do {                                                     \
+#define CUMEM_RETURN_IF_ERROR(expression)                                      \
+  do {                                                                         \
     if (::cumem::Status status_ = (expression); !status_.ok()) return status_; \
   } while (false)
 

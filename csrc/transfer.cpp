@@ -121,7 +121,8 @@ class Transfer::Lane {
   std::uint64_t offset_ = 0;  // queued bytes of moves_.front()
 };
 
-Transfer::Transfer(std::shared_ptr<Driver> driver, DeviceWaiter& waiter) : driver_(std::move(driver)), waiter_(waiter) {}
+Transfer::Transfer(std::shared_ptr<Driver> driver, DeviceWaiter& waiter)
+    : driver_(std::move(driver)), waiter_(waiter) {}
 
 Transfer::~Transfer() = default;
 

@@ -1,8 +1,8 @@
 // Transfer: runs a list of copies and fills, on one stream a device, chunked, and waits for all of them.
 //
-// Each device keeps at most kWindow chunks in flight; chunks are cut at kChunkBytes. The wait has a deadline that counts from the last
-// progress. After an error nothing of the list is still in flight, unless the code is kBusy: then it may be, and the caller
-// must keep the host memory for ever.
+// Each device keeps at most kWindow chunks in flight; chunks are cut at kChunkBytes. The wait has a deadline that
+// counts from the last progress. After an error nothing of the list is still in flight, unless the code is kBusy: then
+// it may be, and the caller must keep the host memory for ever.
 //
 // Threads: one run at a time (its own mutex, held throughout; nothing else waits for it). progress() any time.
 #pragma once
@@ -27,7 +27,7 @@ struct Move {
   DeviceAddress address;
   std::byte* host = nullptr;  // to and from; null for fills
   std::uint64_t size = 0;
-  std::uint8_t byte = 0;      // of fills
+  std::uint8_t byte = 0;  // of fills
 };
 
 class Transfer {

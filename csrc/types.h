@@ -25,12 +25,12 @@ struct Id {
   friend constexpr bool operator<(Id a, Id b) { return a.value < b.value; }
 };
 
-using DeviceAddress = Id<struct DeviceAddressTag>;   // a device virtual address
-using PhysicalHandle = Id<struct PhysicalHandleTag>; // a driver's handle of physical memory
-using StreamHandle = Id<struct StreamHandleTag>;     // a driver's stream
-using EventHandle = Id<struct EventHandleTag>;       // a driver's event
-using SegmentId = Id<struct SegmentIdTag>;           // never reused within a process
-using SlotId = Id<struct SlotIdTag>;                 // one (allocator, tag); C++ does not know the tag
+using DeviceAddress = Id<struct DeviceAddressTag>;    // a device virtual address
+using PhysicalHandle = Id<struct PhysicalHandleTag>;  // a driver's handle of physical memory
+using StreamHandle = Id<struct StreamHandleTag>;      // a driver's stream
+using EventHandle = Id<struct EventHandleTag>;        // a driver's event
+using SegmentId = Id<struct SegmentIdTag>;            // never reused within a process
+using SlotId = Id<struct SlotIdTag>;                  // one (allocator, tag); C++ does not know the tag
 
 inline DeviceAddress operator+(DeviceAddress a, std::uint64_t bytes) { return DeviceAddress(a.value + bytes); }
 

@@ -1,7 +1,7 @@
 // PhysicalMemory, AddressRange, Mapping: the three driver objects behind a segment, as move-only owners.
 //
-// A Mapping owns the PhysicalMemory it shows, so that unmapping before releasing follows from the types. A segment holds its
-// range before its mappings, so that pages go before addresses.
+// A Mapping owns the PhysicalMemory it shows, so that unmapping before releasing follows from the types. A segment
+// holds its range before its mappings, so that pages go before addresses.
 //
 // Two ways to end: close() says what went wrong and may be called again; the destructor closes what is left, and what
 // then still fails is leaked, never reused: better a leak than a dangling page. While the process is exiting
@@ -62,8 +62,8 @@ class AddressRange {
   std::uint64_t size_ = 0;
 };
 
-// Pages at an address. mapped => memory owned. A Mapping whose unmap succeeded but whose release failed is not mapped and
-// still owns its memory: close() again releases it.
+// Pages at an address. mapped => memory owned. A Mapping whose unmap succeeded but whose release failed is not mapped
+// and still owns its memory: close() again releases it.
 class Mapping {
  public:
   Mapping() = default;

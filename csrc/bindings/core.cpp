@@ -40,8 +40,8 @@ std::vector<Device> devices_of(const std::vector<int>& ordinals) {
   return devices;
 }
 
-CorePtr make_core(std::shared_ptr<Driver> driver, std::optional<std::uint64_t> host_budget_bytes, std::uint64_t margin_bytes,
-                  double device_timeout_s) {
+CorePtr make_core(std::shared_ptr<Driver> driver, std::optional<std::uint64_t> host_budget_bytes,
+                  std::uint64_t margin_bytes, double device_timeout_s) {
   CoreOptions options;
   options.host_budget_bytes = host_budget_bytes;
   options.margin_bytes = margin_bytes;
@@ -59,8 +59,8 @@ py::list outcome_list(const std::vector<Outcome>& outcomes) {
 std::vector<std::byte*> buffer_pointers(const Extents& extents, const std::vector<py::buffer>& buffers, bool writable,
                                         std::vector<py::buffer_info>& keep) {
   if (extents.size() != buffers.size()) {
-    check(Status(Code::kInvalidValue, "copy", std::to_string(extents.size()) + " extents but " + std::to_string(buffers.size()) +
-                                                  " buffers"));
+    check(Status(Code::kInvalidValue, "copy",
+                 std::to_string(extents.size()) + " extents but " + std::to_string(buffers.size()) + " buffers"));
   }
   std::vector<std::byte*> pointers;
   for (std::size_t i = 0; i < buffers.size(); ++i) {
@@ -68,8 +68,9 @@ std::vector<std::byte*> buffer_pointers(const Extents& extents, const std::vecto
     const py::buffer_info& info = keep.back();
     const auto bytes = static_cast<std::uint64_t>(info.size * info.itemsize);
     if (PyBuffer_IsContiguous(info.view(), 'C') == 0 || bytes < extents[i].length) {
-      check(Status(Code::kInvalidValue, "copy", "a buffer of " + std::to_string(bytes) + " bytes (contiguous ones only) for an extent of " +
-                                                    std::to_string(extents[i].length)));
+      check(Status(Code::kInvalidValue, "copy",
+                   "a buffer of " + std::to_string(bytes) + " bytes (contiguous ones only) for an extent of " +
+                       std::to_string(extents[i].length)));
     }
     pointers.push_back(static_cast<std::byte*>(info.ptr));
   }
@@ -98,9 +99,7 @@ void bind_values(py::module_& m) {
       .def_readonly("offset", &Extent::offset)
       .def_readonly("length", &Extent::length)
       .def("__hash__",
-           [](const Extent& self) {
-             return py::hash(py::make_tuple(self.segment.value, self.offset, self.length));
-           })
+           [](const Extent& self) { return py::hash(py::make_tuple(self.segment.value, self.offset, self.length)); })
       .def(py::self == py::self)
       .def(py::self < py::self)
       .def("__repr__", [](const Extent& self) {
@@ -133,23 +132,30 @@ void bind_memory(py::class_<Core, CorePtr>& core) {
           },
           py::arg("slot"), py::arg("size"), py::arg("device"), py::arg("shareable") = false)
       .def(
-          "free", [](Core& self, std::uint64_t address) { check(without_gil([&] { return self.free(DeviceAddress(address)); })); },
+          "free",
+          [](Core& self, std::uint64_t address) {
+            check(without_gil([&] { return self.free(DeviceAddress(address)); }));
+          },
           py::arg("address"))
       .def(
           "capsule",
           [](Core& self, std::uint64_t address, std::uint64_t offset, std::uint64_t length) {
-            return block_capsule(check(self.add_block(DeviceAddress(address), offset, length)), self.driver()->memory_kind());
+            return block_capsule(check(self.add_block(DeviceAddress(address), offset, length)),
+                                 self.driver()->memory_kind());
           },
           py::arg("address"), py::arg("offset"), py::arg("length"))
-      .def("find", [](const Core& self, std::uint64_t address) { return self.find(DeviceAddress(address)); }, py::arg("address"))
+      .def(
+          "find", [](const Core& self, std::uint64_t address) { return self.find(DeviceAddress(address)); },
+          py::arg("address"))
       .def(
           "segments",
           [](const Core& self, std::optional<std::uint64_t> slot) {
             return self.segments(slot ? std::optional<SlotId>(SlotId(*slot)) : std::nullopt);
           },
           py::arg("slot") = py::none())
-      .def("live_extents", [](const Core& self, const Ids& ids) { return self.live_extents(segment_ids(ids)); },
-           py::arg("segments"))
+      .def(
+          "live_extents", [](const Core& self, const Ids& ids) { return self.live_extents(segment_ids(ids)); },
+          py::arg("segments"))
       .def("reap", [](Core& self) { return check(without_gil([&] { return self.reap(); })); })
       .def_property_readonly("dead_bytes", &Core::dead_bytes);
 }
@@ -163,7 +169,8 @@ void bind_transitions(py::class_<Core, CorePtr>& core) {
             return held;
           },
           py::arg("segments"))
-      .def("unclaim", [](Core& self, const Ids& ids) { self.unclaim(segment_ids(ids)); }, py::arg("segments"))
+      .def(
+          "unclaim", [](Core& self, const Ids& ids) { self.unclaim(segment_ids(ids)); }, py::arg("segments"))
       .def(
           "wait_devices",
           [](Core& self, const std::vector<int>& devices) {
@@ -172,12 +179,18 @@ void bind_transitions(py::class_<Core, CorePtr>& core) {
           py::arg("devices"))
       .def(
           "unmap",
-          [](Core& self, const Ids& ids) { return outcome_list(without_gil([&] { return self.unmap(segment_ids(ids)); })); },
+          [](Core& self, const Ids& ids) {
+            return outcome_list(without_gil([&] { return self.unmap(segment_ids(ids)); }));
+          },
           py::arg("segments"))
       .def(
-          "map", [](Core& self, const Ids& ids) { return outcome_list(without_gil([&] { return self.map(segment_ids(ids)); })); },
+          "map",
+          [](Core& self, const Ids& ids) {
+            return outcome_list(without_gil([&] { return self.map(segment_ids(ids)); }));
+          },
           py::arg("segments"))
-      .def("settle", [](Core& self, const Ids& ids) { self.settle(segment_ids(ids)); }, py::arg("segments"))
+      .def(
+          "settle", [](Core& self, const Ids& ids) { self.settle(segment_ids(ids)); }, py::arg("segments"))
       .def(
           "fill",
           [](Core& self, const Extents& extents, int byte) {
@@ -191,10 +204,13 @@ void bind_backups(py::class_<Core, CorePtr>& core) {
           "reserve_backup",
           [](Core& self, const Extents& extents) { check(without_gil([&] { return self.reserve_backup(extents); })); },
           py::arg("extents"))
-      .def("save", [](Core& self, const Extents& extents) { check(without_gil([&] { return self.save(extents); })); },
-           py::arg("extents"))
-      .def("restore", [](Core& self, const Extents& extents) { check(without_gil([&] { return self.restore(extents); })); },
-           py::arg("extents"))
+      .def(
+          "save", [](Core& self, const Extents& extents) { check(without_gil([&] { return self.save(extents); })); },
+          py::arg("extents"))
+      .def(
+          "restore",
+          [](Core& self, const Extents& extents) { check(without_gil([&] { return self.restore(extents); })); },
+          py::arg("extents"))
       .def(
           "release_backup",
           [](Core& self, const Extents& extents, bool keep_memory) {
@@ -204,8 +220,9 @@ void bind_backups(py::class_<Core, CorePtr>& core) {
             });
           },
           py::arg("extents"), py::kw_only(), py::arg("keep_memory") = true)
-      .def("backup_bytes", [](const Core& self, std::uint64_t segment) { return self.backup_bytes(SegmentId(segment)); },
-           py::arg("segment"))
+      .def(
+          "backup_bytes", [](const Core& self, std::uint64_t segment) { return self.backup_bytes(SegmentId(segment)); },
+          py::arg("segment"))
       .def("trim_host", [](Core& self) { return without_gil([&] { return self.trim_host(); }); })
       .def(
           "host_view",

@@ -41,7 +41,8 @@ DriverPtr make_cuda_driver() {
   return check(without_gil([] { return CudaDriver::create(); }));
 }
 
-DriverPtr make_host_driver(int device_count, std::uint64_t device_bytes, std::uint64_t granularity_bytes, bool refuse_pinning) {
+DriverPtr make_host_driver(int device_count, std::uint64_t device_bytes, std::uint64_t granularity_bytes,
+                           bool refuse_pinning) {
   return check(HostDriver::create({device_count, device_bytes, granularity_bytes, refuse_pinning}));
 }
 
@@ -74,10 +75,13 @@ void bind_faulty_driver(py::module_& m) {
       .def(
           "fail_at",
           [](FaultyDriver& self, std::int64_t call, const std::string& code, std::int64_t times,
-             std::optional<std::string> only) { check(self.fail_at(call, code_from_name(code), times, std::move(only))); },
+             std::optional<std::string> only) {
+            check(self.fail_at(call, code_from_name(code), times, std::move(only)));
+          },
           py::arg("call"), py::kw_only(), py::arg("code") = code_name(Code::kDriver), py::arg("times") = 1,
           py::arg("only") = py::none())
-      .def("hold", [](FaultyDriver& self, const std::string& call) { check(self.hold(call)); }, py::arg("call"))
+      .def(
+          "hold", [](FaultyDriver& self, const std::string& call) { check(self.hold(call)); }, py::arg("call"))
       .def("release", &FaultyDriver::release_gate, py::arg("call"))
       .def(
           "wait_held",
@@ -93,11 +97,13 @@ void bind_drivers(py::module_& m) {
   bind_values(m);
   py::class_<Driver, DriverPtr>(m, "Driver")
       .def_property_readonly("name", &Driver::name)
-      .def_property_readonly("device_type",
-                             [](const Driver& self) { return self.memory_kind() == MemoryKind::kCuda ? "cuda" : "cpu"; })
+      .def_property_readonly(
+          "device_type", [](const Driver& self) { return self.memory_kind() == MemoryKind::kCuda ? "cuda" : "cpu"; })
       .def("counts", &Driver::counts)
       .def("device_count", &Driver::device_count)
-      .def("properties", [](Driver& self, int device) { return check(self.properties(Device{device})); }, py::arg("device"))
+      .def(
+          "properties", [](Driver& self, int device) { return check(self.properties(Device{device})); },
+          py::arg("device"))
       .def(
           "memory_info",
           [](Driver& self, int device) {
@@ -107,7 +113,9 @@ void bind_drivers(py::module_& m) {
           py::arg("device"))
       .def(
           "can_access_peer",
-          [](Driver& self, int source, int target) { return check(self.can_access_peer(Device{source}, Device{target})); },
+          [](Driver& self, int source, int target) {
+            return check(self.can_access_peer(Device{source}, Device{target}));
+          },
           py::arg("source"), py::arg("target"))
       .def("launch_fill", &launch_fill, py::arg("address"), py::arg("byte"), py::arg("size"));
   bind_faulty_driver(m);

@@ -12,15 +12,17 @@ py::object error_class(const char* name) { return py::module_::import("cumem.err
 std::string megabytes(std::uint64_t bytes) { return std::to_string(bytes / kMiB) + " MiB"; }
 
 std::string memory_message(const Status& status, const char* what) {
-  return std::string(what) + ": " + megabytes(status.needed_bytes()) + " needed, " + megabytes(status.free_bytes()) + " free (" +
-         status.call() + ": " + status.message() + ")";
+  return std::string(what) + ": " + megabytes(status.needed_bytes()) + " needed, " + megabytes(status.free_bytes()) +
+         " free (" + status.call() + ": " + status.message() + ")";
 }
 
 py::object driver_error(const Status& status) {
   const bool broken = status.code() == Code::kContextBroken;
   const std::string message =
       status.call() + " failed: " + status.message() +
-      (broken ? "; the context of this process is lost: only backups in host memory can still be read, restart the process" : "");
+      (broken
+           ? "; the context of this process is lost: only backups in host memory can still be read, restart the process"
+           : "");
   return error_class("DriverError")(message, py::arg("call") = status.call(), py::arg("code") = status.raw(),
                                     py::arg("context_broken") = broken);
 }

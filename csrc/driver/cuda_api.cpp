@@ -13,7 +13,8 @@ using GetProcAddress = CUresult (*)(const char*, void**, int, cuuint64_t, CUdriv
 
 Status missing(const std::string& what) { return Status(Code::kUnsupported, "libcuda", what); }
 
-// <cuda.h> renames some functions by macro ("cuMemGetInfo" -> "cuMemGetInfo_v2"); cuGetProcAddress wants the plain name.
+// <cuda.h> renames some functions by macro ("cuMemGetInfo" -> "cuMemGetInfo_v2"); cuGetProcAddress wants the plain
+// name.
 std::string plain_name(std::string name) {
   const auto suffix = name.rfind("_v2");
   if (suffix != std::string::npos && suffix + 3 == name.size()) name.erase(suffix);

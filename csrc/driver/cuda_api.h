@@ -1,4 +1,5 @@
-// The libcuda entry points that CudaDriver uses, resolved at run time at the ABI compiled for. Included by cuda_driver.* only.
+// The libcuda entry points that CudaDriver uses, resolved at run time at the ABI compiled for. Included by
+// cuda_driver.* only.
 #pragma once
 
 #include <cuda.h>
@@ -7,45 +8,46 @@
 
 namespace cumem {
 
-// name, as in <cuda.h>. All of them have had one ABI since CUDA 12.0 (kAbiVersion), so a 12.x and a 13.x driver give the same.
-#define CUMEM_CUDA_ENTRY_POINTS(X) \
-  X(cuInit)                        \
-  X(cuDriverGetVersion)            \
-  X(cuGetErrorName)                \
-  X(cuGetErrorString)              \
-  X(cuDeviceGetCount)              \
-  X(cuDeviceGet)                   \
-  X(cuDeviceGetName)               \
-  X(cuDeviceGetUuid)               \
-  X(cuDeviceTotalMem)              \
-  X(cuDeviceGetAttribute)          \
-  X(cuDeviceCanAccessPeer)         \
-  X(cuDevicePrimaryCtxRetain)      \
-  X(cuCtxPushCurrent)              \
-  X(cuCtxPopCurrent)               \
-  X(cuCtxSynchronize)              \
+// name, as in <cuda.h>. All of them have had one ABI since CUDA 12.0 (kAbiVersion), so a 12.x and a 13.x driver give
+// the same.
+#define CUMEM_CUDA_ENTRY_POINTS(X)     \
+  X(cuInit)                            \
+  X(cuDriverGetVersion)                \
+  X(cuGetErrorName)                    \
+  X(cuGetErrorString)                  \
+  X(cuDeviceGetCount)                  \
+  X(cuDeviceGet)                       \
+  X(cuDeviceGetName)                   \
+  X(cuDeviceGetUuid)                   \
+  X(cuDeviceTotalMem)                  \
+  X(cuDeviceGetAttribute)              \
+  X(cuDeviceCanAccessPeer)             \
+  X(cuDevicePrimaryCtxRetain)          \
+  X(cuCtxPushCurrent)                  \
+  X(cuCtxPopCurrent)                   \
+  X(cuCtxSynchronize)                  \
   X(cuThreadExchangeStreamCaptureMode) \
-  X(cuMemGetInfo)                  \
-  X(cuMemGetAllocationGranularity) \
-  X(cuMemAddressReserve)           \
-  X(cuMemAddressFree)              \
-  X(cuMemCreate)                   \
-  X(cuMemRelease)                  \
-  X(cuMemMap)                      \
-  X(cuMemUnmap)                    \
-  X(cuMemSetAccess)                \
-  X(cuMemExportToShareableHandle)  \
-  X(cuMemImportFromShareableHandle) \
-  X(cuMemHostRegister)             \
-  X(cuMemHostUnregister)           \
-  X(cuStreamCreate)                \
-  X(cuStreamDestroy)               \
-  X(cuEventCreate)                 \
-  X(cuEventDestroy)                \
-  X(cuEventRecord)                 \
-  X(cuEventQuery)                  \
-  X(cuMemcpyDtoHAsync)             \
-  X(cuMemcpyHtoDAsync)             \
+  X(cuMemGetInfo)                      \
+  X(cuMemGetAllocationGranularity)     \
+  X(cuMemAddressReserve)               \
+  X(cuMemAddressFree)                  \
+  X(cuMemCreate)                       \
+  X(cuMemRelease)                      \
+  X(cuMemMap)                          \
+  X(cuMemUnmap)                        \
+  X(cuMemSetAccess)                    \
+  X(cuMemExportToShareableHandle)      \
+  X(cuMemImportFromShareableHandle)    \
+  X(cuMemHostRegister)                 \
+  X(cuMemHostUnregister)               \
+  X(cuStreamCreate)                    \
+  X(cuStreamDestroy)                   \
+  X(cuEventCreate)                     \
+  X(cuEventDestroy)                    \
+  X(cuEventRecord)                     \
+  X(cuEventQuery)                      \
+  X(cuMemcpyDtoHAsync)                 \
+  X(cuMemcpyHtoDAsync)                 \
   X(cuMemsetD8Async)
 
 struct CudaApi {

@@ -25,10 +25,8 @@ bool breaks_context(CUresult result) {
     case CUDA_ERROR_MISALIGNED_ADDRESS:
     case CUDA_ERROR_INVALID_ADDRESS_SPACE:
     case CUDA_ERROR_INVALID_PC:
-    case CUDA_ERROR_LAUNCH_FAILED:
-      return true;
-    default:
-      return false;
+    case CUDA_ERROR_LAUNCH_FAILED: return true;
+    default: return false;
   }
 }
 
@@ -50,7 +48,8 @@ CUmemAllocationProp native(const AllocationProperties& properties) {
   prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   prop.location.id = properties.device.ordinal;
-  prop.requestedHandleTypes = properties.exportable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
+  prop.requestedHandleTypes =
+      properties.exportable ? CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR : CU_MEM_HANDLE_TYPE_NONE;
   prop.allocFlags.gpuDirectRDMACapable = properties.rdma ? 1 : 0;
   return prop;
 }
@@ -85,7 +84,8 @@ struct CudaDriver::Impl {
     const char* text = nullptr;
     (void)api.cuGetErrorName(result, &name);
     (void)api.cuGetErrorString(result, &text);
-    return Status(code_of(result), call, std::string(name ? name : "?") + ", " + (text ? text : "unknown error"), result);
+    return Status(code_of(result), call, std::string(name ? name : "?") + ", " + (text ? text : "unknown error"),
+                  result);
   }
 
   // While the process exits the driver may be gone, and with it whatever was to be given back.
@@ -136,8 +136,8 @@ struct CudaDriver::Impl {
 
 namespace {
 
-// A device's context, current on this thread, with relaxed capture mode: our calls are then legal beside a capture and do not
-// invalidate it. Both are put back at the end.
+// A device's context, current on this thread, with relaxed capture mode: our calls are then legal beside a capture and
+// do not invalidate it. Both are put back at the end.
 template <typename Impl>
 class Scope {
  public:
@@ -170,11 +170,12 @@ class Scope {
 
 }  // namespace
 
-#define CUMEM_ENTER(...)      \
+#define CUMEM_ENTER(...)          \
   const Scope scope(__VA_ARGS__); \
   if (!scope.status().ok()) return scope.status()
 
-CudaDriver::CudaDriver(std::unique_ptr<Impl> impl, int device_count) : impl_(std::move(impl)), device_count_(device_count) {}
+CudaDriver::CudaDriver(std::unique_ptr<Impl> impl, int device_count)
+    : impl_(std::move(impl)), device_count_(device_count) {}
 
 CudaDriver::~CudaDriver() = default;  // contexts stay: torch uses them
 
@@ -351,7 +352,8 @@ Result<StreamHandle> CudaDriver::create_stream(Device device) {
   CUMEM_ENTER(*impl_, device);
   auto made = std::make_unique<StreamBox>();
   made->device = device;
-  CUMEM_RETURN_IF_ERROR(impl_->status(impl_->api.cuStreamCreate(&made->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
+  CUMEM_RETURN_IF_ERROR(
+      impl_->status(impl_->api.cuStreamCreate(&made->stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
   impl_->count(&DriverCounts::streams, 1);
   return StreamHandle(reinterpret_cast<std::uint64_t>(made.release()));
 }
@@ -368,7 +370,8 @@ Result<EventHandle> CudaDriver::create_event(Device device) {
   CUMEM_ENTER(*impl_, device);
   auto made = std::make_unique<EventBox>();
   made->device = device;
-  CUMEM_RETURN_IF_ERROR(impl_->status(impl_->api.cuEventCreate(&made->event, CU_EVENT_DISABLE_TIMING), "cuEventCreate"));
+  CUMEM_RETURN_IF_ERROR(
+      impl_->status(impl_->api.cuEventCreate(&made->event, CU_EVENT_DISABLE_TIMING), "cuEventCreate"));
   impl_->count(&DriverCounts::events, 1);
   return EventHandle(reinterpret_cast<std::uint64_t>(made.release()));
 }
@@ -396,12 +399,14 @@ Result<bool> CudaDriver::query_event(EventHandle event) {
 
 Status CudaDriver::copy_to_host(void* host, DeviceAddress device, std::uint64_t size, StreamHandle stream) {
   CUMEM_ENTER(*impl_, box(stream)->device);
-  return impl_->status(impl_->api.cuMemcpyDtoHAsync(host, device.value, size, box(stream)->stream), "cuMemcpyDtoHAsync");
+  return impl_->status(impl_->api.cuMemcpyDtoHAsync(host, device.value, size, box(stream)->stream),
+                       "cuMemcpyDtoHAsync");
 }
 
 Status CudaDriver::copy_to_device(DeviceAddress device, const void* host, std::uint64_t size, StreamHandle stream) {
   CUMEM_ENTER(*impl_, box(stream)->device);
-  return impl_->status(impl_->api.cuMemcpyHtoDAsync(device.value, host, size, box(stream)->stream), "cuMemcpyHtoDAsync");
+  return impl_->status(impl_->api.cuMemcpyHtoDAsync(device.value, host, size, box(stream)->stream),
+                       "cuMemcpyHtoDAsync");
 }
 
 Status CudaDriver::fill(DeviceAddress device, std::uint8_t byte, std::uint64_t size, StreamHandle stream) {

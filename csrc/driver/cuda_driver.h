@@ -1,7 +1,7 @@
 // CudaDriver: the contract over libcuda. With cuda_api.*, the only place that includes <cuda.h>.
 //
-// Uses each device's primary context, the one that torch and the CUDA runtime use; retained at first need and kept. Every
-// call runs with that context pushed and the thread's capture mode relaxed, and puts both back.
+// Uses each device's primary context, the one that torch and the CUDA runtime use; retained at first need and kept.
+// Every call runs with that context pushed and the thread's capture mode relaxed, and puts both back.
 #pragma once
 
 #include <atomic>

@@ -29,7 +29,7 @@ namespace cumem {
 
 struct DeviceProperties {
   std::string name;
-  std::string uuid;                     // "GPU-..." as NVML writes it
+  std::string uuid;  // "GPU-..." as NVML writes it
   std::uint64_t total_bytes = 0;
   std::uint64_t granularity_bytes = 0;  // power of two
   bool virtual_memory = false;          // the primitives below work
