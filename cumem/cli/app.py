@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from cumem import __version__
 from cumem.cli.demo import demo
-from cumem.cli.machine import cumem_version
 
 __all__ = ["COMMANDS", "app"]
 
@@ -24,7 +24,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"cumem {cumem_version()}")
+        typer.echo(f"cumem {__version__}")
         raise typer.Exit
 
 

@@ -49,7 +49,7 @@ def demo(
     batch: Annotated[int | None, _size("Sequences.")] = None,
     context: Annotated[int | None, _size("Cache positions of a sequence.")] = None,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each sequence.")] = 32,
-    new_tokens: Annotated[int, typer.Option(min=1, help="Generated before the sleep, and after it.")] = 32,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Generated before the sleep, and after it.")] = 16,
     seed: Annotated[int, typer.Option(min=0, help="Of weights and prompt.")] = 0,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="Draw bytes over time (png, pdf, svg).")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")] = None,

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import platform
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from cumem import __version__
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Machine", "cumem_version", "describe_machine"]
+__all__ = ["Machine", "describe_machine"]
 
 
 @dataclass(frozen=True)
@@ -30,11 +31,6 @@ class Machine:
     cumem_version: str
 
 
-def cumem_version() -> str:
-    """The version of the installed distribution."""
-    return metadata.version("cumem")
-
-
 def describe_machine(device: torch.device) -> Machine:
     """Describes this machine with `device` as the device measured."""
     import torch
@@ -48,7 +44,7 @@ def describe_machine(device: torch.device) -> Machine:
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else "host memory",
         python_version=platform.python_version(),
         torch_version=torch.__version__,
-        cumem_version=cumem_version(),
+        cumem_version=__version__,
     )
 
 

@@ -23,7 +23,7 @@ class DemoSizes:
     batch: int | None = None
     context: int | None = None
     prompt_tokens: int = 32
-    new_tokens: int = 32
+    new_tokens: int = 16
     seed: int = 0
 
 
