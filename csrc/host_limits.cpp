@@ -1,29 +1,65 @@
 #include "host_limits.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <fstream>
+#include <charconv>
 #include <optional>
-#include <sstream>
+#include <string_view>
+
+// No iostreams here: a library of the process that carries a C++ runtime of its own (torch's CUDA build does) can replace the
+// facets that streams parse numbers with; "max" was then read as 0 on a real machine.
 
 namespace cumem {
 namespace {
 
-std::optional<std::uint64_t> read_number(const std::string& path) {
-  std::ifstream file(path);
+// A small file's text; empty if it cannot be read.
+std::string read_file(const std::string& path) {
+  std::string text;
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return text;
+  char buffer[4096];
+  for (ssize_t got = read(fd, buffer, sizeof(buffer)); got > 0; got = read(fd, buffer, sizeof(buffer))) {
+    text.append(buffer, static_cast<std::size_t>(got));
+  }
+  close(fd);
+  return text;
+}
+
+std::string_view skip_spaces(std::string_view text) {
+  const auto begin = text.find_first_not_of(" \t\n");
+  return begin == std::string_view::npos ? std::string_view() : text.substr(begin);
+}
+
+// The number that the text begins with; nothing for "max" and the like.
+std::optional<std::uint64_t> parse_number(std::string_view text) {
+  const std::string_view digits = skip_spaces(text);
   std::uint64_t value = 0;
-  if (file >> value) return value;
-  return std::nullopt;  // missing, or "max"
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+  if (error != std::errc() || end == digits.data()) return std::nullopt;
+  return value;
+}
+
+std::optional<std::uint64_t> read_number(const std::string& path) { return parse_number(read_file(path)); }
+
+// Takes the first line off `text`.
+std::string_view next_line(std::string_view& text) {
+  const auto end = std::min(text.find('\n'), text.size());
+  const std::string_view line = text.substr(0, end);
+  text.remove_prefix(std::min(end + 1, text.size()));
+  return line;
 }
 
 // The number behind `key` in a file of "key value" lines.
-std::optional<std::uint64_t> read_key(const std::string& path, const std::string& key) {
-  std::ifstream file(path);
-  std::string line;
-  while (std::getline(file, line)) {
-    std::istringstream words(line);
-    std::string name;
-    std::uint64_t value = 0;
-    if (words >> name >> value && name == key) return value;
+std::optional<std::uint64_t> read_key(const std::string& path, std::string_view key) {
+  const std::string text = read_file(path);
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const std::string_view line = next_line(rest);
+    if (line.size() > key.size() && line.substr(0, key.size()) == key && line[key.size()] == ' ') {
+      return parse_number(line.substr(key.size()));
+    }
   }
   return std::nullopt;
 }
@@ -63,9 +99,10 @@ void lower_by_ancestors(HostHeadroom& room, const std::string& mount, std::strin
 }
 
 void lower_by_cgroups(HostHeadroom& room, const std::string& root) {
-  std::ifstream file(root + "/proc/self/cgroup");
-  std::string line;
-  while (std::getline(file, line)) {
+  const std::string text = read_file(root + "/proc/self/cgroup");
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const std::string line(next_line(rest));  // "hierarchy:controllers:path"
     const auto first = line.find(':');
     const auto second = line.find(':', first + 1);
     if (first == std::string::npos || second == std::string::npos) continue;

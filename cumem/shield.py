@@ -3,7 +3,8 @@
 Python runs signal handlers, and raises what they raise, on the main thread between any two bytecodes. A transition therefore
 decides and acts on a thread of its own. The calling thread waits, runs the hooks that the transition hands it (hooks expect
 the caller's thread: its device, its stream), and holds back what is raised into it meanwhile. The transition asks for
-that at its checkpoints, between phases; past its decision it runs to its end, and the caller raises then.
+that at its checkpoints, between phases; past its decision it runs to its end, and the caller raises then. An interpreter
+that exits meanwhile waits for it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Shield(Generic[T]):
 
     def run(self) -> T:
         """Runs the body; returns its result or raises its error, or what was raised into this thread meanwhile."""
-        worker = threading.Thread(target=self._work, name=f"cumem-{self._what}", daemon=True)
+        worker = threading.Thread(target=self._work, name=f"cumem-{self._what}", daemon=False)
         worker.start()
         try:
             self._serve()

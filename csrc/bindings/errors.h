@@ -22,11 +22,14 @@ T check(Result<T> result) {
   return std::move(result).value();
 }
 
-// Runs `work` without the GIL.
+// Runs `work`, which throws nothing, without the GIL. Not by a guard object: while the interpreter ends, taking the GIL back
+// unwinds a daemon thread's stack, which must not happen inside a destructor.
 template <typename Work>
 auto without_gil(Work work) {
-  const pybind11::gil_scoped_release release;
-  return work();
+  PyThreadState* const state = PyEval_SaveThread();
+  auto result = work();
+  PyEval_RestoreThread(state);
+  return result;
 }
 
 }  // namespace cumem
