@@ -4,9 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <iterator>
 #include <limits>
-#include <sstream>
 #include <string>
 
 namespace cumem {
@@ -17,9 +17,7 @@ void* pointer(std::uint64_t address) { return reinterpret_cast<void*>(static_cas
 std::uint64_t address_of(void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
 
 Status refused(const char* call, DeviceAddress address, std::uint64_t size, const char* why) {
-  std::ostringstream message;
-  message << "[0x" << std::hex << address.value << ", +" << std::dec << size << "): " << why;
-  return Status(Code::kInvalidValue, call, message.str());
+  return Status(Code::kInvalidValue, call, range_text(address, size) + ": " + why);
 }
 
 Status system_error(const char* call, const char* what) {
@@ -28,6 +26,13 @@ Status system_error(const char* call, const char* what) {
 }
 
 }  // namespace
+
+std::string range_text(DeviceAddress address, std::uint64_t size) {
+  char text[64];
+  std::snprintf(text, sizeof(text), "[0x%llx, +%llu)", static_cast<unsigned long long>(address.value),
+                static_cast<unsigned long long>(size));
+  return text;
+}
 
 HostAddressSpace::~HostAddressSpace() {
   for (const auto& [address, size] : ranges_) munmap(pointer(address), size);

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "../status.h"
@@ -26,6 +27,9 @@ namespace cumem {
 using DeviceMask = std::uint64_t;  // bit i: device i
 inline constexpr int kMaxHostDevices = 64;
 constexpr DeviceMask mask_of(Device device) { return DeviceMask{1} << device.ordinal; }
+
+// "[0x7f..., +2097152)", for messages.
+[[nodiscard]] std::string range_text(DeviceAddress address, std::uint64_t size);
 
 class HostAddressSpace {
  public:

@@ -2,7 +2,6 @@
 
 #include <cstring>
 #include <limits>
-#include <sstream>
 
 namespace cumem {
 namespace {
@@ -23,10 +22,7 @@ const char* name_of(HostOperation::Kind kind) {
 }
 
 std::string describe(const HostOperation& operation) {
-  std::ostringstream text;
-  text << name_of(operation.kind) << " of [0x" << std::hex << operation.address.value << ", +" << std::dec
-       << operation.size << ")";
-  return text.str();
+  return std::string(name_of(operation.kind)) + " of " + range_text(operation.address, operation.size);
 }
 
 void move_bytes(const HostOperation& operation) {
