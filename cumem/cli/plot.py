@@ -103,7 +103,7 @@ def _draw_device(axes: Axes, x: Sequence[float], samples: Sequence[Sample], unit
         below = above
     axes.set_ylim(0, 1.12 * max(below) or 1.0)
     axes.set_ylabel(f"device, mapped ({unit.name})")
-    axes.legend(loc="upper left", frameon=True, framealpha=0.9, title="tag")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, title="tag", reverse=True)  # as stacked
 
 
 def _style(axes: Axes, places: Sequence[float]) -> None:

@@ -133,6 +133,7 @@ class _Scenario:
         """Takes all the memory that the sleep gave back and writes over it: whoever restores must really restore."""
         with self.stage("guest", f"Someone else fills the {format_bytes(size_bytes)} and leaves", watch=True):
             guest = self.allocator.empty(size_bytes, dtype=torch.uint8, tag=GUEST, backend="discard")
+            self.timeline.sample()
             guest.fill_(0xA5)
             self.finish()
             self.timeline.sample()
