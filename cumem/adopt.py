@@ -59,7 +59,7 @@ def adopt(memory: Memory, obj: object, tag: str) -> AdoptReport:
     held = walk(obj)
     if not held.tensors:
         raise InvalidArgument(f"this {type(obj).__name__} holds no tensors to adopt")
-    with torch.inference_mode(False), torch.no_grad(), torch._C.DisableTorchFunction():
+    with torch._C.DisableTorchFunction():  # a subclass has no say in where its bytes are
         moves, already = _plan(memory, held, tag)
         groups = _groups(moves)
         held_bytes = peak_bytes = sum(move.freed_bytes for move in moves)

@@ -151,8 +151,7 @@ def tag_of(memory: Memory, tensor: Tensor) -> str | None:
     Raises:
         InvalidArgument: `tensor` is no tensor.
     """
-    for part in _parts(_checked_tensor(tensor)):
-        info = _segment_of(memory, part)
+    for _, info in _segments_of(memory, _checked_tensor(tensor)):
         if info is not None:
             return memory.tag_of_slot(info.slot)
     return None
@@ -164,7 +163,7 @@ def is_resident(memory: Memory, tensor: Tensor) -> bool:
     Raises:
         InvalidArgument: `tensor` is no tensor.
     """
-    return all(_is_resident(_segment_of(memory, part)) for part in _parts(_checked_tensor(tensor)))
+    return all(_is_resident(info) for _, info in _segments_of(memory, _checked_tensor(tensor)))
 
 
 def assert_resident(memory: Memory, *objects: object) -> None:
@@ -176,12 +175,11 @@ def assert_resident(memory: Memory, *objects: object) -> None:
     """
     for obj in objects:
         for reached in walk(obj).tensors:
-            for part in _parts(reached.tensor):
-                info = _segment_of(memory, part)
+            for part, info in _segments_of(memory, reached.tensor):
                 if info is not None and not _is_resident(info):
                     tag = memory.tag_of_slot(info.slot)
                     raise AsleepError(
-                        f"{reached.path} {tuple(part.shape)} of tag {tag!r} is {info.state}: "
+                        f"{reached.path} {_shape(part)} of tag {tag!r} is {info.state}: "
                         f"call wake_up(tags=[{tag!r}]) first",
                         tag=tag,
                     )
@@ -195,18 +193,25 @@ def host_view(memory: Memory, tensor: Tensor) -> Tensor:
 
     Raises:
         StateError: the tensor is resident (read it itself), or its contents were dropped, so that there is no backup.
-        InvalidArgument: it is no tensor.
+        InvalidArgument: it is no tensor, or in no tag of this allocator.
         Unsupported: a wrapper subclass or sparse tensor; ask for its inner tensors.
     """
     import torch
 
-    if _parts(_checked_tensor(tensor))[0] is not tensor:
+    part, info = _segments_of(memory, _checked_tensor(tensor))[0]
+    if part is not tensor:
         raise Unsupported(f"a {type(tensor).__name__} has no memory of its own: ask for the views of its inner tensors")
-    info = _segment_of(memory, tensor)
     if info is None:
-        raise StateError("this tensor is in no tag, so it is always resident: read it itself")
+        raise InvalidArgument("this tensor is in no tag of this allocator, so it has no backup: read it itself")
     if _is_resident(info):
         raise StateError(f"tag {memory.tag_of_slot(info.slot)!r} is resident here: read the tensor itself")
+    with torch._C.DisableTorchFunction():
+        return _view_of_backup(memory, tensor)
+
+
+def _view_of_backup(memory: Memory, tensor: Tensor) -> Tensor:
+    import torch
+
     size, stride = tuple(tensor.shape), tensor.stride()
     if tensor.numel() == 0:
         return torch.empty_strided(size, stride, dtype=tensor.dtype, device="cpu")
@@ -256,9 +261,20 @@ def _parts(tensor: Tensor) -> list[Tensor]:
     return [tensor]
 
 
-def _segment_of(memory: Memory, tensor: Tensor) -> SegmentInfo | None:
-    address = storage_address(tensor)
-    return memory.core.find(address) if address else None
+def _segments_of(memory: Memory, tensor: Tensor) -> list[tuple[Tensor, SegmentInfo | None]]:
+    """What holds the memory of `tensor`, each with its segment; None for native memory."""
+    import torch
+
+    with torch._C.DisableTorchFunction():  # a subclass has no say in where its bytes are
+        located = [(part, storage_address(part)) for part in _parts(tensor)]
+    return [(part, memory.core.find(address) if address else None) for part, address in located]
+
+
+def _shape(tensor: Tensor) -> tuple[int, ...]:
+    import torch
+
+    with torch._C.DisableTorchFunction():
+        return tuple(tensor.shape)
 
 
 def _is_resident(info: SegmentInfo | None) -> bool:

@@ -3,6 +3,7 @@
 import gc
 import importlib
 import mmap
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch import nn
 
 import cumem
 from cumem import storages
-from cumem.errors import InvalidArgument
+from cumem.errors import AsleepError, InvalidArgument
 
 adopt_module = importlib.import_module("cumem.adopt")  # the package's attribute of that name is the function
 
@@ -120,20 +121,45 @@ def test_a_dead_module_gives_its_memory_back(allocator):
     assert allocator.stats().live_bytes == 0
 
 
-def test_the_old_memory_is_dropped(allocator):
-    class Witness(bytearray):
-        pass
+class Witness(bytearray):
+    """Memory for a tensor; a weak reference shows when it goes."""
 
-    import weakref
+    @classmethod
+    def tensor(cls, nbytes):
+        buffer = cls(nbytes)
+        return torch.frombuffer(buffer, dtype=torch.uint8), weakref.ref(buffer)
 
-    buffer = Witness(4096)
-    seen = weakref.ref(buffer)
-    t = torch.frombuffer(buffer, dtype=torch.float32)
-    del buffer
-    allocator.adopt(t, tag="t")
-    gc.collect()
-    assert seen() is None
-    assert t.sum().item() == 0.0
+
+def test_the_old_memory_of_a_group_is_dropped_before_the_next_one_moves(allocator, monkeypatch):
+    monkeypatch.setattr(adopt_module, "GROUP_BYTES", 1024)
+    made = [Witness.tensor(512) for _ in range(6)]
+    real, alive = adopt_module._move_group, []
+
+    def counted(*args):
+        alive.append(sum(seen() is not None for _, seen in made))
+        return real(*args)
+
+    monkeypatch.setattr(adopt_module, "_move_group", counted)
+    allocator.adopt([t for t, _ in made], tag="t")
+    assert alive == [6, 4, 2]
+    assert not any(seen() for _, seen in made)
+    assert all(t.sum().item() == 0 for t, _ in made)
+
+
+def test_a_subclass_that_handles_no_torch_function_moves(allocator):
+    class Closed(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            raise NotImplementedError(func)
+
+    t = torch.Tensor._make_subclass(Closed, torch.arange(3.0))
+    allocator.adopt([t], tag="t")
+    assert allocator.tag_of(t) == "t"
+    allocator.sleep()
+    assert not allocator.is_resident(t)
+    assert allocator.host_view(t).tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(AsleepError, match=r"\(3,\) of tag 't' is asleep"):
+        allocator.assert_resident(t)
 
 
 def test_a_recurrent_module_with_its_flat_list_of_weights_moves(allocator):
@@ -304,7 +330,9 @@ def test_the_iterator_of_parameters_is_adopted(allocator):
     assert {allocator.tag_of(b) for b in module.buffers()} == {None}
 
 
-@pytest.mark.parametrize("obj", [nn.ReLU(), [], {"a": 3}, torch.optim.lr_scheduler, "weights", None], ids=repr)
+@pytest.mark.parametrize(
+    "obj", [nn.ReLU(), [], {"a": 3}, torch.optim, "weights", None], ids=lambda obj: type(obj).__name__
+)
 def test_an_object_without_tensors_is_refused(allocator, obj):
     with pytest.raises(InvalidArgument, match="holds no tensors"):
         allocator.adopt(obj, tag="t")

@@ -127,6 +127,20 @@ def test_an_interrupt_between_two_tensors_of_a_storage_leaves_them_together(monk
         module.check()
 
 
+def test_a_group_that_fails_leaves_no_segment_even_while_its_error_is_held():
+    driver = _core.FaultyDriver(_core.host_driver())
+    with cumem.Allocator(driver=driver) as allocator:
+        module = Pair()
+        driver.clear()
+        driver.fail_at(2, only="synchronize")  # before the first group, after its copies, after the second one's
+        with pytest.raises(CumemError) as error:
+            allocator.adopt(module, tag="weights")
+        assert segments(allocator) == 1
+        assert moved(allocator, module) == [n < 4 for n in range(12)]
+        module.check()
+        del error
+
+
 def test_a_copy_that_fails_leaves_the_group_untouched(monkeypatch):
     with cumem.Allocator(driver="host") as allocator:
         module = Pair()

@@ -153,7 +153,9 @@ def test_a_wrapper_subclass_stands_for_its_inner_tensors():
     assert reached[0].tensor is left
 
 
-@pytest.mark.parametrize("obj", [None, 3, "text", torch.float32, object(), nn.Linear], ids=repr)
+@pytest.mark.parametrize(
+    "obj", [None, 3, "text", torch.float32, object(), nn.Linear], ids=lambda obj: type(obj).__name__
+)
 def test_an_object_of_another_kind_is_refused_with_its_type(obj):
     with pytest.raises(InvalidArgument, match=f"a {type(obj).__name__} holds no tensors"):
         walk(obj)
