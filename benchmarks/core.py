@@ -2,7 +2,7 @@
 
     python benchmarks/core.py OUT.json [--malloc-free build/cpp/malloc_free]
 
-Rows: {"case", "phase", "median_s", "runs", "bytes", "GBps"}; `malloc-free` rows come from the C++ program beside this file.
+Rows: {"case", "phase", "median_s", "runs", "bytes", "GBps"}; `malloc-free` rows are the C++ program's.
 Nothing is asserted: a benchmark says what is, tests say what must be.
 """
 
@@ -46,18 +46,31 @@ def row(case: str, phase: str, times: list[float], nbytes: int) -> dict[str, Any
     }
 
 
-def discard_32_gib() -> list[dict[str, Any]]:
-    """32 tensors of 1 GiB each, dropped and mapped again: the cost of pages alone."""
+def phases(reports: list[Any]) -> dict[str, float]:
+    """Median milliseconds of each phase."""
+    names = reports[0].phases
+    return {name: round(1e3 * statistics.median(report.phases[name] for report in reports), 3) for name in names}
+
+
+def discard_32_gib(pause_s: float) -> list[dict[str, Any]]:
+    """32 tensors of 1 GiB each, dropped and mapped again: the cost of pages alone.
+
+    With a pause between sleep and wake, as in use; and without one, when the driver may still be clearing the pages.
+    """
     allocator = cumem.Allocator(driver="cuda")
     cache = [allocator.empty(GIB, dtype=torch.uint8, tag="cache", backend="discard") for _ in range(32)]
     sleeps, wakes = [], []
     for _ in range(RUNS + 1):
-        sleeps.append(seconds(allocator.sleep))
-        wakes.append(seconds(allocator.wake_up))
+        sleeps.append(allocator.sleep())
+        time.sleep(pause_s)
+        wakes.append(allocator.wake_up())
     del cache
     allocator.trim()
-    case = "discard-32g-1g"
-    return [row(case, "sleep", sleeps[1:], 32 * GIB), row(case, "wake", wakes[1:], 32 * GIB)]
+    case = f"discard-32g-1g-pause-{pause_s:g}s"
+    return [
+        {**row(case, phase, [r.seconds for r in reports[1:]], 32 * GIB), "phases_ms": phases(reports[1:])}
+        for phase, reports in (("sleep", sleeps), ("wake", wakes))
+    ]
 
 
 def kept(gib: int, tensors: int) -> list[dict[str, Any]]:
@@ -69,16 +82,16 @@ def kept(gib: int, tensors: int) -> list[dict[str, Any]]:
     total = sum(w.numel() * 2 for w in weights)
     sleeps, wakes = [], []
     for _ in range(RUNS + 1):
-        sleeps.append(seconds(allocator.sleep))
-        wakes.append(seconds(allocator.wake_up))
+        sleeps.append(allocator.sleep())
+        wakes.append(allocator.wake_up())
     host = allocator.stats().host_bytes
     del weights
     allocator.trim()
     case = f"{gib}g-{tensors}"
     return [
-        row(case, "first_sleep", sleeps[:1], total),
-        row(case, "later_sleep", sleeps[1:], total),
-        row(case, "wake", wakes[1:], total),
+        {**row(case, phase, [r.seconds for r in reports], total), "phases_ms": phases(reports)}
+        for phase, reports in (("first_sleep", sleeps[:1]), ("later_sleep", sleeps[1:]), ("wake", wakes[1:]))
+    ] + [
         {"case": case, "phase": "host_memory", "bytes": host, "ratio": host / total},
     ]
 
@@ -111,7 +124,8 @@ def main() -> None:
     parser.add_argument("--gib", type=int, default=8)
     arguments = parser.parse_args()
     rows = malloc_free(arguments.malloc_free) if arguments.malloc_free else []
-    rows += discard_32_gib()
+    for pause_s in (0.0, 0.5):
+        rows += discard_32_gib(pause_s)
     rows += pinned_copy(arguments.gib)
     torch.cuda.empty_cache()
     for tensors in (1, 300):

@@ -8,9 +8,6 @@
 #include <optional>
 #include <string_view>
 
-// No iostreams here: a library of the process that carries a C++ runtime of its own (torch's CUDA build does) can replace the
-// facets that streams parse numbers with; "max" was then read as 0 on a real machine.
-
 namespace cumem {
 namespace {
 

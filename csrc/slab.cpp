@@ -3,10 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <utility>
 
 #include "host_arena.h"
+#include "parallel.h"
 #include "process.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -34,11 +36,13 @@ bool populate_step(std::byte* data, std::uint64_t size) {
   return true;
 }
 
-bool populate(std::byte* data, std::uint64_t size) {
-  for (std::uint64_t at = 0; at < size; at += kStepBytes) {
-    if (!populate_step(data + at, std::min(kStepBytes, size - at))) return false;
-  }
-  return true;
+bool populate(std::byte* data, std::uint64_t size, unsigned threads) {
+  std::atomic<bool> populated{true};
+  for_each_index(threads, static_cast<std::size_t>((size + kStepBytes - 1) / kStepBytes), [&](std::size_t step) {
+    const std::uint64_t at = step * kStepBytes;
+    if (populated && !populate_step(data + at, std::min(kStepBytes, size - at))) populated = false;
+  });
+  return populated;
 }
 
 }  // namespace
@@ -46,23 +50,31 @@ bool populate(std::byte* data, std::uint64_t size) {
 Slab::Slab(std::shared_ptr<Driver> driver, std::byte* data, std::uint64_t size)
     : driver_(std::move(driver)), data_(data), size_(size) {}
 
-Result<std::shared_ptr<Slab>> Slab::create(std::shared_ptr<Driver> driver, std::uint64_t size) {
+Result<std::shared_ptr<Slab>> Slab::create(std::shared_ptr<Driver> driver, std::uint64_t size,
+                                           unsigned threads) {
   void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) return Status::out_of_host_memory("mmap", size, 0, "the system maps no more memory");
   std::shared_ptr<Slab> slab(new Slab(std::move(driver), static_cast<std::byte*>(data), size));
   (void)madvise(data, size, MADV_HUGEPAGE);  // advice: a kernel without it is slower, not wrong
   (void)madvise(data, size, MADV_DONTFORK);  // a child needs no backups, and copy-on-write would move pinned pages
-  if (!populate(slab->data_, size))
+  if (!populate(slab->data_, size, threads)) {
     return Status::out_of_host_memory("madvise", size, 0, "the system has no pages left");
+  }
   const Status status = slab->driver_->register_host(data, size);
   if (status.code() == Code::kContextBroken) return status;
   slab->pinned_ = status.ok();
   return slab;
 }
 
+Status Slab::unpin() {
+  if (pinned_) CUMEM_RETURN_IF_ERROR(driver_->unregister_host(data_));
+  pinned_ = false;
+  return {};
+}
+
 Slab::~Slab() {
-  if (is_forked_child()) return;                                                      // not mapped here
-  if (pinned_ && may_call_driver() && !driver_->unregister_host(data_).ok()) return;  // a leak, never a dangling page
+  if (is_forked_child()) return;                   // not mapped here
+  if (may_call_driver() && !unpin().ok()) return;  // a leak, never a dangling page
   munmap(data_, size_);
 }
 

@@ -31,6 +31,12 @@ def idle_cache_bytes(device: int) -> int:
 
 
 def is_capturing() -> bool:
-    """Whether the current stream is being captured into a CUDA graph."""
+    """Whether the current stream is being captured into a CUDA graph.
+
+    False where torch cannot tell, because the context is contaminated: the wait for the device then says so.
+    """
     cuda = _cuda()
-    return cuda is not None and bool(cuda.is_current_stream_capturing())
+    try:
+        return cuda is not None and bool(cuda.is_current_stream_capturing())
+    except RuntimeError:
+        return False
