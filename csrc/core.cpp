@@ -47,6 +47,8 @@ Core::Core(std::shared_ptr<Driver> driver, CoreOptions options)
       transfer_(driver_, waiter_) {}
 
 Core::~Core() {
+  if (may_call_driver()) release_abandoned();
+  for (Abandoned& each : abandoned_) new Abandoned(std::move(each));  // a copy may still use it
   std::vector<SegmentPtr> all = table_.take_all();
   if (!may_call_driver()) {
     for (const SegmentPtr& segment : all) new SegmentPtr(segment);  // leaked on purpose, and seen as reachable
@@ -59,7 +61,6 @@ Core::~Core() {
   }
   for (const SegmentPtr& segment : all) (void)destroy(segment);
   (void)close_orphans();
-  for (const HostBlockPtr& block : abandoned_) new HostBlockPtr(block);  // a copy may still use it
 }
 
 std::string Core::broken() const {
@@ -203,6 +204,7 @@ Status Core::destroy(const SegmentPtr& segment) {
 }
 
 Result<std::uint64_t> Core::reap() {
+  release_abandoned();
   Status first = close_orphans();
   std::vector<SegmentPtr> dead = table_.take_dead();
   if (!dead.empty()) {
@@ -249,6 +251,19 @@ Status Core::close_orphans() {
   return first;
 }
 
+void Core::release_abandoned() {
+  std::vector<Abandoned> taken;
+  {
+    const Lock lock(mutex_);
+    taken.swap(abandoned_);
+  }
+  for (Abandoned& each : taken) {
+    if (noted(waiter_.wait(each.devices)).ok()) continue;  // its blocks go with `taken`
+    const Lock lock(mutex_);
+    abandoned_.push_back(std::move(each));
+  }
+}
+
 // --- transitions ---
 
 std::vector<SegmentId> Core::claim(const std::vector<SegmentId>& ids) {
@@ -258,6 +273,12 @@ std::vector<SegmentId> Core::claim(const std::vector<SegmentId>& ids) {
 }
 
 Status Core::wait_devices(const std::vector<Device>& devices) { return noted(waiter_.wait(devices)); }
+
+Result<MemoryInfo> Core::memory_info(Device device) {
+  auto info = driver_->memory_info(device);
+  if (!info.ok()) return noted(info.status());
+  return info;
+}
 
 Status Core::unmap_all(Segment& segment) {
   while (!segment.mappings.empty()) {
@@ -346,7 +367,7 @@ void Core::settle(const std::vector<SegmentId>& ids) {
 // --- copies ---
 
 Status Core::move(Move::Kind kind, const std::vector<Extent>& extents, const std::vector<std::byte*>& hosts,
-                  std::uint8_t byte) {
+                  std::uint8_t byte, bool* in_flight) {
   std::vector<Move> moves;
   moves.reserve(extents.size());
   std::map<SegmentId, SegmentPtr> held;
@@ -371,7 +392,7 @@ Status Core::move(Move::Kind kind, const std::vector<Extent>& extents, const std
     moves.push_back({kind, segment->properties.device, segment->address() + extent.offset,
                      hosts.empty() ? nullptr : hosts[i], extent.length, byte});
   }
-  return noted(transfer_.run(moves));
+  return noted(transfer_.run(moves, in_flight));
 }
 
 Status Core::move_backups(Move::Kind kind, const std::vector<Extent>& extents) {
@@ -380,10 +401,14 @@ Status Core::move_backups(Move::Kind kind, const std::vector<Extent>& extents) {
   std::vector<std::byte*> hosts;
   hosts.reserve(extents.size());
   for (const HostBlockPtr& block : blocks.value()) hosts.push_back(block->data());
-  const Status status = move(kind, extents, hosts, 0);
-  if (status.code() == Code::kBusy) {
+  bool in_flight = false;
+  Status status = move(kind, extents, hosts, 0, &in_flight);
+  if (in_flight) {
+    std::vector<SegmentId> ids;
+    for (const Extent& extent : extents) ids.push_back(extent.segment);
+    Abandoned abandoned{devices_of(table_.claimed(ids)), std::move(blocks).value()};
     const Lock lock(mutex_);
-    for (HostBlockPtr& block : blocks.value()) abandoned_.push_back(std::move(block));
+    abandoned_.push_back(std::move(abandoned));
   }
   return status;
 }
@@ -396,17 +421,25 @@ Status Core::save(const std::vector<Extent>& extents) { return move_backups(Move
 
 Status Core::restore(const std::vector<Extent>& extents) { return move_backups(Move::Kind::kToDevice, extents); }
 
-Status Core::copy_to_host(const std::vector<Extent>& extents, const std::vector<std::byte*>& buffers) {
-  return move(Move::Kind::kToHost, extents, buffers, 0);
+Status Core::copy_to_host(const std::vector<Extent>& extents, const std::vector<std::byte*>& buffers, bool* in_flight) {
+  return move(Move::Kind::kToHost, extents, buffers, 0, in_flight);
 }
 
-Status Core::copy_to_device(const std::vector<Extent>& extents, const std::vector<std::byte*>& buffers) {
-  return move(Move::Kind::kToDevice, extents, buffers, 0);
+Status Core::copy_to_device(const std::vector<Extent>& extents, const std::vector<std::byte*>& buffers,
+                            bool* in_flight) {
+  return move(Move::Kind::kToDevice, extents, buffers, 0, in_flight);
 }
 
 void Core::release_backup(const std::vector<Extent>& extents, bool keep_memory) {
   backups_.drop(extents);
-  if (!keep_memory) arena_->trim();
+  if (!keep_memory) (void)trim_host();
+}
+
+Result<std::uint64_t> Core::trim_host() {
+  Status failed;
+  const std::uint64_t bytes = arena_->trim(&failed);
+  if (!failed.ok()) return noted(failed);
+  return bytes;
 }
 
 Result<HostRange> Core::host_view(DeviceAddress address, std::uint64_t length) const {

@@ -102,6 +102,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::vector<SegmentId> claim(const std::vector<SegmentId>& ids);
   void unclaim(const std::vector<SegmentId>& ids) { table_.unclaim(ids); }
   Status wait_devices(const std::vector<Device>& devices);
+  Result<MemoryInfo> memory_info(Device device);  // of the whole device, other processes included
 
   // resident or moving -> asleep, each segment by itself. pre: the device was waited for.
   // A failed unmap is tried once more; then the segment stays what it was, or is lost if some of its mappings are gone.
@@ -116,17 +117,20 @@ class Core : public std::enable_shared_from_this<Core> {
 
   // --- backups; extents lie in claimed segments ---
 
-  Status reserve_backup(const std::vector<Extent>& extents) { return backups_.reserve(extents); }
+  Status reserve_backup(const std::vector<Extent>& extents) { return noted(backups_.reserve(extents)); }
   Status save(const std::vector<Extent>& extents);     // pre: reserved, mapped
   Status restore(const std::vector<Extent>& extents);  // pre: saved, mapped
   void release_backup(const std::vector<Extent>& extents, bool keep_memory);
   [[nodiscard]] std::uint64_t backup_bytes(SegmentId segment) const { return backups_.bytes(segment); }
-  std::uint64_t trim_host() { return arena_->trim(); }
+  Result<std::uint64_t> trim_host();  // the bytes given back; after an error the rest stays for the next call
   Result<HostRange> host_view(DeviceAddress address, std::uint64_t length) const;
 
-  // Copies between extents and the caller's buffers, one an extent, each at least as long.
-  Status copy_to_host(const std::vector<Extent>& extents, const std::vector<std::byte*>& buffers);
-  Status copy_to_device(const std::vector<Extent>& extents, const std::vector<std::byte*>& buffers);
+  // Copies between extents and the caller's buffers, one an extent, each at least as long. `in_flight`: whether, after
+  // an error, a copy may still use the buffers, which then must never be freed.
+  Status copy_to_host(const std::vector<Extent>& extents, const std::vector<std::byte*>& buffers,
+                      bool* in_flight = nullptr);
+  Status copy_to_device(const std::vector<Extent>& extents, const std::vector<std::byte*>& buffers,
+                        bool* in_flight = nullptr);
 
   [[nodiscard]] const HostArena& arena() const { return *arena_; }
   [[nodiscard]] Transfer::Progress progress() const { return transfer_.progress(); }
@@ -144,6 +148,12 @@ class Core : public std::enable_shared_from_this<Core> {
     std::vector<Device> access;  // the device and every peer that can reach it
   };
 
+  // Host memory that a copy may still use, until all work of its devices was waited for.
+  struct Abandoned {
+    std::vector<Device> devices;
+    std::vector<HostBlockPtr> blocks;
+  };
+
   Result<DeviceFacts> facts(Device device);
   Result<DeviceFacts> probe(Device device);
   bool probe_rdma(Device device, std::uint64_t granularity_bytes);
@@ -157,10 +167,11 @@ class Core : public std::enable_shared_from_this<Core> {
   Status destroy(const SegmentPtr& segment);
   void keep_orphan(PhysicalMemory memory);
   Status close_orphans();
+  void release_abandoned();
   Outcome unmap_one(const SegmentPtr& segment);
   Outcome map_one(const SegmentPtr& segment);
   Status move(Move::Kind kind, const std::vector<Extent>& extents, const std::vector<std::byte*>& hosts,
-              std::uint8_t byte);
+              std::uint8_t byte, bool* in_flight = nullptr);
   Status move_backups(Move::Kind kind, const std::vector<Extent>& extents);
   Status noted(Status status);  // remembers a broken context
 
@@ -177,7 +188,7 @@ class Core : public std::enable_shared_from_this<Core> {
   std::map<Device, DeviceFacts> facts_;
   std::string broken_;
   std::vector<PhysicalMemory> orphans_;  // unmapped pages that could not be released yet
-  std::vector<HostBlockPtr> abandoned_;  // a copy that never ended may still use them
+  std::vector<Abandoned> abandoned_;
 };
 
 }  // namespace cumem

@@ -3,12 +3,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <iterator>
 #include <thread>
 #include <utility>
 
 #include "host_limits.h"
+#include "parallel.h"
 
 namespace cumem {
 namespace {
@@ -135,23 +135,18 @@ Status HostArena::admit(std::uint64_t bytes) {
 Result<std::vector<std::shared_ptr<Slab>>> HostArena::populate(const std::vector<std::uint64_t>& sizes) {
   std::vector<std::shared_ptr<Slab>> slabs(sizes.size());
   std::vector<Status> statuses(sizes.size());
-  std::atomic<std::size_t> next{0};
-  const auto work = [&] {
-    for (std::size_t i = next++; i < sizes.size(); i = next++) {
-      auto slab = Slab::create(driver_, sizes[i]);
-      if (slab.ok()) slabs[i] = std::move(slab).value();
-      statuses[i] = slab.status();
-    }
-  };
-  std::vector<std::thread> threads;
-  for (std::size_t i = 1; i < std::min<std::size_t>(thread_count(), sizes.size()); ++i) threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
+  const unsigned threads = thread_count();
+  const auto threads_a_slab = static_cast<unsigned>(std::max<std::size_t>(1, threads / sizes.size()));
+  for_each_index(threads, sizes.size(), [&](std::size_t i) {
+    auto slab = Slab::create(driver_, sizes[i], threads_a_slab);
+    if (slab.ok()) slabs[i] = std::move(slab).value();
+    statuses[i] = slab.status();
+  });
   for (const Status& status : statuses) CUMEM_RETURN_IF_ERROR(status);
   return slabs;
 }
 
-std::uint64_t HostArena::trim() {
+std::uint64_t HostArena::trim(Status* failed) {
   std::vector<std::shared_ptr<Slab>> empty;  // die outside the lock
   {
     const Lock lock(mutex_);
@@ -165,7 +160,16 @@ std::uint64_t HostArena::trim() {
     }
   }
   std::uint64_t bytes = 0;
-  for (const auto& slab : empty) bytes += slab->size();
+  for (const auto& slab : empty) {
+    Status status = slab->unpin();
+    if (status.ok()) {
+      bytes += slab->size();
+      continue;
+    }
+    if (failed != nullptr && failed->ok()) *failed = std::move(status);
+    const Lock lock(mutex_);
+    entries_[slab.get()] = Entry{slab, {{0, slab->size()}}};
+  }
   return bytes;
 }
 

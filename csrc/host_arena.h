@@ -26,11 +26,14 @@ namespace cumem {
 // One mapping of host memory, registered with the driver unless that was refused.
 class Slab {
  public:
-  // Populated and registered. kOutOfHostMemory when the system has no pages.
-  static Result<std::shared_ptr<Slab>> create(std::shared_ptr<Driver> driver, std::uint64_t size);
+  // Populated by that many threads, and registered. kOutOfHostMemory when the system has no pages.
+  static Result<std::shared_ptr<Slab>> create(std::shared_ptr<Driver> driver, std::uint64_t size, unsigned threads);
   Slab(const Slab&) = delete;
   Slab& operator=(const Slab&) = delete;
   ~Slab();
+
+  // Ends the registration. After an error it goes on: call it again. pre: no copy uses the memory.
+  Status unpin();
 
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] std::uint64_t size() const { return size_; }
@@ -75,8 +78,9 @@ class HostArena : public std::enable_shared_from_this<HostArena> {
   // One block for each size (> 0), all or nothing: kOutOfHostMemory leaves the arena as it was. Blocks until populated.
   Result<std::vector<HostBlockPtr>> allocate(const std::vector<std::uint64_t>& sizes);
 
-  // Gives slabs without a block back to the system; their bytes. Slabs held only by views go when the views do.
-  std::uint64_t trim();
+  // Gives slabs without a block back to the system; their bytes. A slab whose registration does not end stays for the
+  // next call, and `failed`, if given, says why.
+  std::uint64_t trim(Status* failed = nullptr);
 
   [[nodiscard]] std::uint64_t bytes() const;
   [[nodiscard]] std::uint64_t used_bytes() const;

@@ -136,7 +136,7 @@ Result<Transfer::Lane*> Transfer::lane(Device device) {
   return slot.get();
 }
 
-Status Transfer::run(const std::vector<Move>& moves) {
+Status Transfer::run(const std::vector<Move>& moves, bool* in_flight) {
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<Lane*> busy;
   std::uint64_t total = 0;
@@ -157,11 +157,12 @@ Status Transfer::run(const std::vector<Move>& moves) {
   // What is queued still runs and still uses the host memory: wait for it before anyone gives that away.
   for (Lane* each : busy) {
     const Status drained = waiter_.wait(each->device());
-    if (drained.code() == Code::kBusy) {
-      status = drained;
-      lanes_.erase(each->device());  // its stream is never used again
-    } else {
+    if (drained.code() == Code::kContextBroken) status = drained;  // nothing of this device runs any more
+    if (drained.ok() || drained.code() == Code::kContextBroken) {
       each->reset();
+    } else {
+      if (in_flight != nullptr) *in_flight = true;
+      lanes_.erase(each->device());  // its stream is never used again
     }
   }
   return status;

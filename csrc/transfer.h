@@ -1,8 +1,8 @@
 // Transfer: runs a list of copies and fills, on one stream a device, chunked, and waits for all of them.
 //
 // Each device keeps at most kWindow chunks in flight; chunks are cut at kChunkBytes. The wait has a deadline that
-// counts from the last progress. After an error nothing of the list is still in flight, unless the code is kBusy: then
-// it may be, and the caller must keep the host memory for ever.
+// counts from the last progress. After an error nothing of the list is still in flight, unless the wait for that failed
+// as well: run() says so, and the caller must keep the host memory until all work of the devices was waited for.
 //
 // Threads: one run at a time (its own mutex, held throughout; nothing else waits for it). progress() any time.
 #pragma once
@@ -42,7 +42,8 @@ class Transfer {
   Transfer(const Transfer&) = delete;
   Transfer& operator=(const Transfer&) = delete;
 
-  Status run(const std::vector<Move>& moves);
+  // `in_flight`, if given: whether, after an error, something of the list may still be in flight.
+  Status run(const std::vector<Move>& moves, bool* in_flight = nullptr);
 
   // Of the run under way, or of the last one.
   [[nodiscard]] Progress progress() const;

@@ -189,6 +189,8 @@ class Core:
     def unclaim(self, segments: Sequence[int]) -> None: ...
     def wait_devices(self, devices: Sequence[int]) -> None:
         """Waits for all work of these devices. Raises `DeviceBusy` at the deadline, nothing changed."""
+    def memory_info(self, device: int) -> tuple[int, int]:
+        """(free, total) bytes of the whole device, other processes included."""
     def unmap(self, segments: Sequence[int]) -> list[Outcome]:
         """resident or moving -> asleep. Does not wait for the device."""
     def map(self, segments: Sequence[int]) -> list[Outcome]:

@@ -281,7 +281,7 @@ class Allocator:
 
     def driver_memory(self, device: int | str | torch.device | None = None) -> tuple[int, int]:
         """(free, total) bytes of a device as the driver says, other processes included."""
-        return self._memory.driver.memory_info(self._memory.device_index(device))
+        return self._memory.core.memory_info(self._memory.device_index(device))
 
     # --- transitions ---
 

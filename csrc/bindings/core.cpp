@@ -77,16 +77,27 @@ std::vector<std::byte*> buffer_pointers(const Extents& extents, const std::vecto
   return pointers;
 }
 
+// Raises the error of a copy. What a copy may still use is leaked: better than memory that changes under its next
+// owner.
+void check_copy(const Status& status, bool in_flight, std::vector<py::buffer_info> keep) {
+  if (in_flight) new std::vector<py::buffer_info>(std::move(keep));
+  check(status);
+}
+
 void copy_to_host(Core& core, const Extents& extents, const std::vector<py::buffer>& buffers) {
   std::vector<py::buffer_info> keep;
   const auto pointers = buffer_pointers(extents, buffers, true, keep);
-  check(without_gil([&] { return core.copy_to_host(extents, pointers); }));
+  bool in_flight = false;
+  const Status status = without_gil([&] { return core.copy_to_host(extents, pointers, &in_flight); });
+  check_copy(status, in_flight, std::move(keep));
 }
 
 void copy_to_device(Core& core, const Extents& extents, const std::vector<py::buffer>& buffers) {
   std::vector<py::buffer_info> keep;
   const auto pointers = buffer_pointers(extents, buffers, false, keep);
-  check(without_gil([&] { return core.copy_to_device(extents, pointers); }));
+  bool in_flight = false;
+  const Status status = without_gil([&] { return core.copy_to_device(extents, pointers, &in_flight); });
+  check_copy(status, in_flight, std::move(keep));
 }
 
 void bind_values(py::module_& m) {
@@ -178,6 +189,13 @@ void bind_transitions(py::class_<Core, CorePtr>& core) {
           },
           py::arg("devices"))
       .def(
+          "memory_info",
+          [](Core& self, int device) {
+            const MemoryInfo info = check(without_gil([&] { return self.memory_info(Device{device}); }));
+            return py::make_tuple(info.free_bytes, info.total_bytes);
+          },
+          py::arg("device"))
+      .def(
           "unmap",
           [](Core& self, const Ids& ids) {
             return outcome_list(without_gil([&] { return self.unmap(segment_ids(ids)); }));
@@ -223,7 +241,7 @@ void bind_backups(py::class_<Core, CorePtr>& core) {
       .def(
           "backup_bytes", [](const Core& self, std::uint64_t segment) { return self.backup_bytes(SegmentId(segment)); },
           py::arg("segment"))
-      .def("trim_host", [](Core& self) { return without_gil([&] { return self.trim_host(); }); })
+      .def("trim_host", [](Core& self) { return check(without_gil([&] { return self.trim_host(); })); })
       .def(
           "host_view",
           [](const Core& self, std::uint64_t address, std::uint64_t length) {
