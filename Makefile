@@ -77,7 +77,7 @@ wheel: $(STAMPS)/venv ## dist/cumem-*.whl, built in isolation as a user's pip wo
 
 check-wheel: wheel ## the wheel works in a venv of its own, without torch
 	rm -rf build/wheel-venv
-	$(PYTHON) -m venv build/wheel-venv
+	$(BIN)/python -m venv build/wheel-venv
 	build/wheel-venv/bin/python -m pip --quiet --disable-pip-version-check install dist/*.whl
 	cd build/wheel-venv && bin/python -c "import cumem, cumem._core, sys; assert 'torch' not in sys.modules; print(cumem.__file__)"
 	build/wheel-venv/bin/cumem --help >/dev/null
