@@ -26,6 +26,12 @@ Status queue_move(Driver& driver, const Move& move, std::uint64_t offset, std::u
   return {};
 }
 
+Status not_drained(const Status& failed, const Status& drained) {
+  return Status(Code::kBusy, "copy",
+                failed.call() + " failed (" + failed.message() + "), and so did the wait for the copies before it (" +
+                    drained.call() + ": " + drained.message() + ")");
+}
+
 }  // namespace
 
 // Laws: in_flight.size() <= kWindow == events; an event is in `idle` or in `in_flight`, never in both.
@@ -162,6 +168,7 @@ Status Transfer::run(const std::vector<Move>& moves, bool* in_flight) {
       each->reset();
     } else {
       if (in_flight != nullptr) *in_flight = true;
+      if (status.code() != Code::kContextBroken) status = not_drained(status, drained);
       lanes_.erase(each->device());  // its stream is never used again
     }
   }

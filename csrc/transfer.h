@@ -2,7 +2,8 @@
 //
 // Each device keeps at most kWindow chunks in flight; chunks are cut at kChunkBytes. The wait has a deadline that
 // counts from the last progress. After an error nothing of the list is still in flight, unless the wait for that failed
-// as well: run() says so, and the caller must keep the host memory until all work of the devices was waited for.
+// as well: run() says so, with kBusy unless a context is broken, and the caller must keep the host memory until all
+// work of the devices was waited for.
 //
 // Threads: one run at a time (its own mutex, held throughout; nothing else waits for it). progress() any time.
 #pragma once
