@@ -115,6 +115,8 @@ class Wake:
 
     def _preflight(self) -> None:
         """Raises `OutOfDeviceMemory` before anything changes if a device has less free than this call maps."""
+        # What a map that failed could not take back holds pages that this call needs. A failure shows in the map.
+        self._core.unmap([info.id for part in self._parts for info in part.segments if info.state == "lost"])
         if self._short_of() is not None:
             torch_glue.empty_cache()
         short = self._short_of()
@@ -141,7 +143,7 @@ class Wake:
                 if info.state != "moving":  # mapped by a wake that did not end
                     needed[info.device] = needed.get(info.device, 0) + info.size
         for device, need in sorted(needed.items()):
-            free, _ = self._core.driver.memory_info(device)
+            free, _ = self._core.memory_info(device)
             if need > free:
                 return device, need, free
         return None
