@@ -78,7 +78,8 @@ class Sleep:
                 self._core.reap()
 
     def _claim(self) -> None:
-        found = {tag.name: [i for i in self._core.segments(tag.slot) if i.state in ("resident", "moving")] for tag in self._tags}
+        # A lost one may hold pages that a failed map left behind; its contents are parked, as those of a moving one.
+        found = {tag.name: [i for i in self._core.segments(tag.slot) if i.state != "asleep"] for tag in self._tags}
         held = set(self._core.claim([info.id for infos in found.values() for info in infos]))
         self._claimed = sorted(held)
         for tag in self._tags:
@@ -95,7 +96,7 @@ class Sleep:
     # --- planning ---
 
     def _plan(self, part: _Part) -> None:
-        # A segment that an unfinished wake left "moving" still has its contents parked: nothing of it is saved again.
+        # A segment that an unfinished wake left "moving" or "lost" still has its contents parked: nothing of it is saved again.
         whole = [info for info in part.segments if info.id not in self._memory.parked]
         live: dict[int, list[Extent]] = {info.id: [] for info in whole}
         for extent in self._core.live_extents(list(live)):
@@ -107,7 +108,7 @@ class Sleep:
         backend = part.tag.backend
         if not part.dropped:
             return [Parked(backend, live)]
-        dropper: SleepModeBackend = self._dropper if backend.keeps_contents or self._drop_all else backend
+        dropper: SleepModeBackend = self._dropper if backend.keeps_contents else backend
         kept = [] if self._drop_all else _overlaps(self._keep, info, live)
         return [Parked(dropper, live), *([Parked(self._keeper, kept)] if kept else [])]
 
@@ -272,8 +273,8 @@ def discard(memory: Memory, hooks: Hooks, tags: list[Tag]) -> Callable[[Shield[S
     sleep = Sleep(memory, hooks, tags, level=1, keep=[], drop_all=True)
 
     def body(shield: Shield[SleepReport]) -> SleepReport:
+        report = sleep(shield)  # first: it may fail, and then nothing is to be gone
         forgotten = forget_parked(memory, tags)
-        report = sleep(shield)
         by_tag = dict(report.by_tag)
         for tag in tags:
             if tag.name in forgotten:
