@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -39,8 +40,9 @@ def adopt(memory: Memory, obj: object, tag: str) -> AdoptReport:
     on the CPU on purpose; with the host driver all of these but gradients and empty tensors count as device memory.
 
     Waits for the devices before it begins and before each group's old memory is dropped. Call it before compiling and
-    capturing: a CUDA graph captured earlier keeps the old addresses. No other thread may use or alias the tensors
-    meanwhile.
+    capturing: a CUDA graph captured earlier keeps the old addresses. Move a recurrent module to its device first: cuDNN
+    wants its weights in one storage, which `.to(device)` makes and adopt keeps. No other thread may use or alias the
+    tensors meanwhile.
 
     Raises:
         InvalidArgument: `obj` holds no tensors.
@@ -54,6 +56,15 @@ def adopt(memory: Memory, obj: object, tag: str) -> AdoptReport:
         All but the last two before anything moves. After these each tensor is either moved or untouched, contents are
         whole, and the same call again moves the rest.
     """
+    try:
+        return _adopt(memory, obj, tag)
+    except BaseException as error:
+        # Whoever still holds the error would hold the storages that these frames name: aliases, at the next call.
+        traceback.clear_frames(error.__traceback__)
+        raise
+
+
+def _adopt(memory: Memory, obj: object, tag: str) -> AdoptReport:
     import torch
 
     held = walk(obj)
