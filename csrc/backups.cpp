@@ -89,4 +89,19 @@ std::uint64_t Backups::bytes(SegmentId segment) const {
   return total;
 }
 
+std::string Backups::check_valid() const {
+  const Lock lock(mutex_);
+  const Extent* before = nullptr;
+  for (const auto& [extent, block] : blocks_) {
+    const std::string name = "the backup at offset " + std::to_string(extent.offset) + " of segment " +
+                             std::to_string(extent.segment.value);
+    if (extent.length == 0 || extent.length > block->size()) return name + " has another size than its memory";
+    if (before != nullptr && before->segment == extent.segment && before->end() > extent.offset) {
+      return name + " overlaps the one before it";
+    }
+    before = &extent;
+  }
+  return {};
+}
+
 }  // namespace cumem

@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "extent.h"
@@ -38,6 +39,9 @@ class Backups {
   void drop_segment(SegmentId segment);
 
   [[nodiscard]] std::uint64_t bytes(SegmentId segment) const;
+
+  // The first law that does not hold, or an empty string.
+  [[nodiscard]] std::string check_valid() const;
 
  private:
   std::shared_ptr<HostArena> arena_;

@@ -450,7 +450,9 @@ Result<HostRange> Core::host_view(DeviceAddress address, std::uint64_t length) c
 
 std::string Core::check_valid() const {
   std::string law = table_.check_valid();
-  return law.empty() ? arena_->check_valid() : law;
+  if (law.empty()) law = arena_->check_valid();
+  if (law.empty()) law = backups_.check_valid();
+  return law;
 }
 
 }  // namespace cumem

@@ -139,8 +139,8 @@ Result<std::vector<std::shared_ptr<Slab>>> HostArena::populate(const std::vector
   const auto threads_a_slab = static_cast<unsigned>(std::max<std::size_t>(1, threads / sizes.size()));
   for_each_index(threads, sizes.size(), [&](std::size_t i) {
     auto slab = Slab::create(driver_, sizes[i], threads_a_slab);
-    if (slab.ok()) slabs[i] = std::move(slab).value();
     statuses[i] = slab.status();
+    if (slab.ok()) slabs[i] = std::move(slab).value();
   });
   for (const Status& status : statuses) CUMEM_RETURN_IF_ERROR(status);
   return slabs;

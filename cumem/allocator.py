@@ -18,8 +18,9 @@ from .transition import run_transition
 from .waking import Wake
 
 if TYPE_CHECKING:
-    import torch
     from types import TracebackType
+
+    import torch
 
 __all__ = ["Allocator"]
 
@@ -32,11 +33,13 @@ class Allocator:
 
     Args:
         device: the device of what is allocated without one: an index, "cuda:1", a torch.device. None: device 0.
-        driver: "cuda", "host", or "auto" (cuda where a usable GPU is, else host; `CUMEM_DRIVER` overrides); or a driver object.
+        driver: "cuda", "host", or "auto" (cuda where a usable GPU is, else host; `CUMEM_DRIVER` overrides); or a
+            driver object.
         host_budget: the most bytes of host memory for backups. None: what MemAvailable leaves; the limits of the memory
             cgroups always hold.
         margin: bytes that stay free on the device: an allocation that would leave less raises `OutOfDeviceMemory`.
-        device_timeout: seconds that a wait for the device may last before `DeviceBusy`. None: `CUMEM_DEVICE_TIMEOUT`, else 60.
+        device_timeout: seconds that a wait for the device may last before `DeviceBusy`. None:
+            `CUMEM_DEVICE_TIMEOUT`, else 60.
 
     Raises:
         Unsupported: `driver="cuda"` without a usable GPU; the message says what is missing.
@@ -75,7 +78,9 @@ class Allocator:
     def __enter__(self) -> Allocator:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _usable(self) -> Memory:
@@ -147,14 +152,16 @@ class Allocator:
         memory = self._usable()
         index = memory.device_index(device)
         memory.ensure_tag(tag, backend)
-        return tensors.full(memory, shape, fill_value=fill_value, dtype=dtype, tag=tag, device=index, shareable=shareable)
+        return tensors.full(
+            memory, shape, fill_value=fill_value, dtype=dtype, tag=tag, device=index, shareable=shareable
+        )
 
     def adopt(self, obj: Any, tag: str, backend: str | None = None) -> AdoptReport:
         """Moves existing tensors into `tag`, packed; see `cumem.adopt.adopt` for what is kept and what is refused.
 
         Raises:
-            OutOfDeviceMemory: part of `obj` may be in the tag by then; every tensor is whole, old or new, and a second call
-                moves the rest.
+            OutOfDeviceMemory: part of `obj` may be in the tag by then; every tensor is whole, old or new, and a
+                second call moves the rest.
             Unsupported: a tensor that cannot be moved; nothing was moved.
             InvalidArgument: `obj` holds no tensor; a tag or backend that is refused.
             StateError: a tensor belongs to another tag; the tag has another backend.
@@ -194,8 +201,8 @@ class Allocator:
         Args:
             tag: must be awake.
             backend: a name of `cumem.backends.names()`.
-            options: `reloadable` (bool; a level 2 sleep may drop the contents) and the backend's own: `host` for cpu, `wake`
-                for discard.
+            options: `reloadable` (bool; a level 2 sleep may drop the contents) and the backend's own: `host` for
+                cpu, `wake` for discard.
 
         Raises:
             StateError: the tag is not awake; nothing changed.
@@ -292,8 +299,8 @@ class Allocator:
 
         Args:
             tags: None for all.
-            level: 1 follows each tag's policy. 2 drops the tags whose policy says `reloadable=True` and saves the others as
-                at level 1.
+            level: 1 follows each tag's policy. 2 drops the tags whose policy says `reloadable=True` and saves the
+                others as at level 1.
             keep: tensors, or modules for their buffers, that are saved even inside a dropped tag.
             blocking: False raises `StateError` instead of waiting for a transition that is under way.
 
@@ -304,8 +311,8 @@ class Allocator:
             SleepFailure: past the decision, some segments could not be unmapped or a hook failed; nothing is lost.
             Exception: what a hook raised before memory moved; everything stays resident, earlier hooks are undone.
 
-        Waits for the device, without the GIL. A signal handler's exception is raised once the transition was aborted, or,
-        past its decision, ended.
+        Waits for the device, without the GIL. A signal handler's exception is raised once the transition was
+        aborted, or, past its decision, ended.
         """
         memory = self._usable()
         selected = memory.select(tags)
@@ -326,16 +333,16 @@ class Allocator:
 
         Args:
             tags: None for all.
-            restore: False maps only: contents are undefined until someone loads them (`undefined_tags`, `mark_loaded`), and
-                the backups are dropped.
+            restore: False maps only: contents are undefined until someone loads them (`undefined_tags`,
+                `mark_loaded`), and the backups are dropped.
             on_failure: "partial" (default) keeps what woke when some segments fail; "rollback" puts it back to sleep.
             blocking: as in `sleep`.
 
         Raises:
             UnknownTag, InvalidArgument: before anything changes.
             OutOfDeviceMemory: too little is free, found before anything was mapped, or `DeviceBusy`: all stay asleep.
-            WakeUpPartialFailure: some segments failed later, or a hook did; those are asleep with their backups, `retry()`
-                does the rest.
+            WakeUpPartialFailure: some segments failed later, or a hook did; those are asleep with their backups,
+                `retry()` does the rest.
             Exception: what a hook raised before memory moved; all stay asleep.
         """
         memory = self._usable()

@@ -1,9 +1,9 @@
 """Settings that come from the environment, and the choice of driver.
 
-    CUMEM_DRIVER              what `driver="auto"` means: "cuda", "host" or "auto" (cuda where a usable GPU is, else host)
-    CUMEM_DEVICE_TIMEOUT      seconds that a wait for a device may last (default 60)
-    CUMEM_HOST_DEVICES        number of devices that the host driver emulates (default 2)
-    CUMEM_HOST_DEVICE_BYTES   bytes of each (default 8 GiB)
+CUMEM_DRIVER              what `driver="auto"` means: "cuda", "host", or "auto": cuda where a usable GPU is, else host
+CUMEM_DEVICE_TIMEOUT      seconds that a wait for a device may last (default 60)
+CUMEM_HOST_DEVICES        number of devices that the host driver emulates (default 2)
+CUMEM_HOST_DEVICE_BYTES   bytes of each (default 8 GiB)
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class CumemError(RuntimeError):
 class DriverError(CumemError):
     """A driver call failed. `call` is its name, `code` the driver's own number.
 
-    `context_broken` is true after an illegal access or an uncorrectable memory error: the process's context is lost, every
-    later call raises this error at once, and only backups in host memory can still be read.
+    `context_broken` is true after an illegal access or an uncorrectable memory error: the process's context is lost,
+    every later call raises this error at once, and only backups in host memory can still be read.
     """
 
     _fields = ("call", "code", "context_broken")
@@ -151,8 +151,8 @@ class FailedSegment:
 class SleepFailure(CumemError):
     """A sleep passed its decision but some segments could not be unmapped; the others are asleep.
 
-    `asleep`, `resident` and `lost` are segment ids by what they are now, `failed` says why. No contents are gone: resident
-    segments keep theirs, asleep ones have their backups. Calling `sleep` again tries the resident ones again.
+    `asleep`, `resident` and `lost` are segment ids by what they are now, `failed` says why. No contents are gone:
+    resident segments keep theirs, asleep ones have their backups. Calling `sleep` again tries the resident ones again.
     """
 
     _fields = ("asleep", "resident", "lost", "failed")

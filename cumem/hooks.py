@@ -48,9 +48,10 @@ class Hook:
 class Hooks:
     """The hooks of one allocator, or those of all.
 
-    Hooks run on the thread that called `sleep` or `wake_up`, at every transition that changes something. Going down they run
-    in `order` (ties: as registered), coming up in reverse. If one fails before memory has moved, those that ran are undone by their
-    counterparts (`transition.undo` is true) and its exception goes to the caller.
+    Hooks run on the thread that called `sleep` or `wake_up`, at every transition that changes something. Going down
+    they run
+    in `order` (ties: as registered), coming up in reverse. If one fails before memory has moved, those that ran are
+    undone by their counterparts (`transition.undo` is true) and its exception goes to the caller.
     """
 
     def __init__(self) -> None:

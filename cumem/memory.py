@@ -108,8 +108,8 @@ class Memory:
         if policy is None or policy == tag.policy or (not options and policy.backend == tag.policy.backend):
             return tag
         raise StateError(
-            f"tag {name!r} has backend {tag.policy.backend!r} {tag.policy.options}, not {policy.backend!r} {policy.options}: "
-            f"change it with set_policy({name!r}, ...) while it is awake"
+            f"tag {name!r} has backend {tag.policy.backend!r} {tag.policy.options}, not {policy.backend!r} "
+            f"{policy.options}: change it with set_policy({name!r}, ...) while it is awake"
         )
 
     def _add_tag(self, name: str, policy: Policy) -> Tag:
@@ -124,7 +124,9 @@ class Memory:
         backend = backends.create(policy.backend, self.context, policy.options)
         tag = self.ensure_tag(name)
         if any(info.state != "resident" for info in self.core.segments(tag.slot)):
-            raise StateError(f"tag {name!r} is {self.state(name)}: its policy can be changed once it is awake; wake_up([{name!r}])")
+            raise StateError(
+                f"tag {name!r} is {self.state(name)}: its policy can be changed once it is awake; wake_up([{name!r}])"
+            )
         with self._lock:
             tag.policy, tag.backend = policy, backend
 
@@ -189,7 +191,8 @@ class Memory:
         Empties torch's cache and tries once more when the device is full.
 
         Raises:
-            OutOfDeviceMemory: with the tag, the bytes needed and free, and what torch still caches idly; nothing changed.
+            OutOfDeviceMemory: with the tag, the bytes needed and free, and what torch still caches idly; nothing
+            changed.
         """
         self.check_usable()
         slot = self.slot(tag)

@@ -1,10 +1,12 @@
 """Shield: runs a transition where no signal handler and no asynchronous exception can cut it in two.
 
-Python runs signal handlers, and raises what they raise, on the main thread between any two bytecodes. A transition therefore
-decides and acts on a thread of its own. The calling thread waits, runs the hooks that the transition hands it (hooks expect
+Python runs signal handlers, and raises what they raise, on the main thread between any two bytecodes. A transition
+therefore
+decides and acts on a thread of its own. The calling thread waits, runs the hooks that the transition hands it (hooks
+expect
 the caller's thread: its device, its stream), and holds back what is raised into it meanwhile. The transition asks for
-that at its checkpoints, between phases; past its decision it runs to its end, and the caller raises then. An interpreter
-that exits meanwhile waits for it.
+that at its checkpoints, between phases; past its decision it runs to its end, and the caller raises then. An
+interpreter that exits meanwhile waits for it.
 """
 
 from __future__ import annotations

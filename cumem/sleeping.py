@@ -49,7 +49,14 @@ class Sleep:
     """One call of `sleep` or `discard`."""
 
     def __init__(
-        self, memory: Memory, hooks: Hooks, tags: list[Tag], *, level: int, keep: list[AddressRun], drop_all: bool = False
+        self,
+        memory: Memory,
+        hooks: Hooks,
+        tags: list[Tag],
+        *,
+        level: int,
+        keep: list[AddressRun],
+        drop_all: bool = False,
     ) -> None:
         self._memory = memory
         self._core = memory.core
@@ -96,7 +103,8 @@ class Sleep:
     # --- planning ---
 
     def _plan(self, part: _Part) -> None:
-        # A segment that an unfinished wake left "moving" or "lost" still has its contents parked: nothing of it is saved again.
+        # A segment that an unfinished wake left "moving" or "lost" still has its contents parked: nothing of it is
+        # saved again.
         whole = [info for info in part.segments if info.id not in self._memory.parked]
         live: dict[int, list[Extent]] = {info.id: [] for info in whole}
         for extent in self._core.live_extents(list(live)):
@@ -125,7 +133,9 @@ class Sleep:
     # --- the transaction ---
 
     def _claimed_sleep(self, shield: Shield[SleepReport]) -> SleepReport:
-        hooks = HookRun(shield, self._hooks, Transition("sleep", tuple(part.tag.name for part in self._parts), self._level))
+        hooks = HookRun(
+            shield, self._hooks, Transition("sleep", tuple(part.tag.name for part in self._parts), self._level)
+        )
         devices = sorted({info.device for part in self._parts for info in part.segments})
         try:
             with self._phases("reserve"):
@@ -189,7 +199,10 @@ class Sleep:
     def _failure(self, failed: list[FailedSegment], hook_errors: list[Exception]) -> SleepFailure:
         states = {info.id: info.state for part in self._parts for info in self._core.segments(part.tag.slot)}
         by_state = {s: [i for i in self._claimed if states.get(i) == s] for s in ("asleep", "resident", "lost")}
-        causes = [*(f"segment {f.segment} of tag {f.tag!r}: {f.error}" for f in failed), *(f"hook: {e}" for e in hook_errors)]
+        causes = [
+            *(f"segment {f.segment} of tag {f.tag!r}: {f.error}" for f in failed),
+            *(f"hook: {e}" for e in hook_errors),
+        ]
         failure = SleepFailure(
             f"{len(by_state['asleep'])} segments are asleep, {len(by_state['resident'])} stayed resident, "
             f"{len(by_state['lost'])} are lost; no contents are gone; call sleep() again. Causes: {'; '.join(causes)}",
@@ -295,4 +308,3 @@ def forget_dead(memory: Memory) -> None:
     for segment in [segment for segment in memory.parked if segment not in alive]:
         for part in memory.parked.pop(segment):
             part.backend.release(part.extents)
-

@@ -1,7 +1,7 @@
 """What a sleep and a wake share: one at a time in a process, phases with their times, hooks with their undo.
 
-    sleep: check -> reserve -> hooks -> quiesce -> save -> wait again -> unmap -> commit -> hooks
-    wake:  check -> preflight -> hooks -> quiesce -> map -> restore -> commit -> quiesce -> hooks
+sleep: check -> reserve -> hooks -> quiesce -> save -> wait again -> unmap -> commit -> hooks
+wake:  check -> preflight -> hooks -> quiesce -> map -> restore -> commit -> quiesce -> hooks
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class HookRun:
         self._shield.on_caller(lambda: function(transition))
 
     def before(self) -> None:
-        """Runs the hooks that come before memory moves; stops at the first error and raises it (nothing is undone yet)."""
+        """Runs the hooks that come before memory moves; the first error stops them and is raised, nothing undone."""
         for hook in self._hooks:
             function = hook.before_sleep if self._transition.kind == "sleep" else hook.before_wake
             if function is not None:

@@ -1,7 +1,7 @@
 """wake_up as a transaction.
 
-Room is checked before anything is mapped. Each segment then wakes by itself: one that fails stays asleep with its backup
-while the others go on, and `WakeUpPartialFailure` lists it. Backups are released only after the whole transition has
+Room is checked before anything is mapped. Each segment then wakes by itself: one that fails stays asleep with its
+backup while the others go on, and `WakeUpPartialFailure` lists it. Backups are released only after the whole transition has
 committed, and only what this call mapped is ever unmapped.
 """
 
@@ -211,7 +211,8 @@ class Wake:
         try:
             self._core.wait_devices(sorted({info.device for part in self._parts for info in part.segments}))
         except CumemError as error:
-            # Pages under work that does not end are not pulled away: they stay mapped, "moving", and wake at the next call.
+            # Pages under work that does not end are not pulled away: they stay mapped, "moving", and wake at the
+            # next call.
             for segment in segments:
                 self._failed.setdefault(segment, ("restore", error))
             return

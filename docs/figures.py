@@ -1,7 +1,7 @@
 """Writes the figures of the documents from the data in benchmarks/results: `python docs/figures.py [--check]`.
 
-Between `<!-- figures -->` and `<!-- /figures -->` of README.md stands a table; nothing else is touched. With `--check` nothing
-is written, and the exit status is 1 if the table is not the one that the data gives.
+Between `<!-- figures -->` and `<!-- /figures -->` of README.md stands a table; nothing else is touched. With
+`--check` nothing is written, and the exit status is 1 if the table is not the one that the data gives.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def table() -> list[str]:
         "",
         "| what | cumem | beside it |",
         "|---|---|---|",
-        f"| malloc and free of a 64 MiB segment | {bare['cumem_us']:.0f} us | {bare['bare_us']:.0f} us: the bare driver calls |",
+        f"| malloc and free of a 64 MiB segment | {bare['cumem_us']:.0f} us | {bare['bare_us']:.0f} us: bare calls |",
     ]
     for pause in ("0.5", "0"):
         case = f"discard-32g-1g-pause-{pause}s"
@@ -57,11 +57,12 @@ def table() -> list[str]:
     for tensors in (1, 300):
         down, up = find(rows, f"16g-{tensors}", "later_sleep"), find(rows, f"16g-{tensors}", "wake")
         lines.append(
-            f"| 16 GiB in {tensors} tensor{'s' if tensors > 1 else ''}, to the host and back | {ms(down['median_s'])} and "
-            f"{ms(up['median_s'])} | {ms(plain[0]['median_s'])} and {ms(plain[1]['median_s'])}: a plain pinned copy |"
+            f"| 16 GiB in {tensors} tensor{'s' if tensors > 1 else ''}, to host and back | {ms(down['median_s'])} "
+            f"and {ms(up['median_s'])} | {ms(plain[0]['median_s'])} and {ms(plain[1]['median_s'])}: a plain pinned copy |"
         )
     lines.append(
-        f"| device memory held asleep above the start, 48 GiB over {cycles['cycles']} cycles | {drift >> 20} MiB | 2 MiB: one granule |"
+        f"| device memory held asleep above the start, 48 GiB over {cycles['cycles']} cycles | {drift >> 20} MiB | "
+        f"2 MiB: one granule |"
     )
     return lines
 

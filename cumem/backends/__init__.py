@@ -1,7 +1,7 @@
 """Sleep-mode backends by name.
 
-`cpu` and `discard` are built in; others come by `register` or by an entry point in the group `cumem.backends` whose name is the
-backend's and whose value is its factory.
+`cpu` and `discard` are built in; others come by `register` or by an entry point in the group `cumem.backends` whose
+name is the backend's and whose value is its factory.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class Restored:
 class SleepModeBackend(Protocol):
     """One tag's store. All methods get whole lists, run on a thread of the transition, and may block.
 
-    An extent is named by (segment, offset, length); the same extent always means the same bytes of the same segment. Extents
-    of one segment never overlap. Errors are raised as they are; a method that raised has changed nothing that
+    An extent is named by (segment, offset, length); the same extent always means the same bytes of the same segment.
+    Extents of one segment never overlap. Errors are raised as they are; a method that raised has changed nothing that
     `release` of the same extents does not undo.
     """
 
@@ -68,7 +68,8 @@ class SleepModeBackend(Protocol):
         """Whether CUDA graphs over this memory replay right after a cycle (needs whole segments' contents)."""
 
     def reserve(self, extents: Sequence[Extent]) -> None:
-        """Takes all that `save` could fail to get. Raises before anything changes: `OutOfHostMemory`, or its own error."""
+        """Takes all that `save` could fail to get. Raises before anything changes: `OutOfHostMemory`, or its own
+        error."""
 
     def save(self, extents: Sequence[Extent]) -> Saved:
         """Stores the contents of reserved extents; they are mapped and idle. Complete on return."""
@@ -104,6 +105,6 @@ class BackendContext:
         self.core.fill(extents, byte)
 
 
-# Makes a tag's backend from its policy's options. Unknown or wrong options: `InvalidArgument` (a TypeError for an unknown
-# keyword is turned into one).
+# Makes a tag's backend from its policy's options. Unknown or wrong options: `InvalidArgument` (a TypeError for an
+# unknown keyword is turned into one).
 BackendFactory = Callable[..., SleepModeBackend]

@@ -15,8 +15,8 @@ class CpuBackend:
 
     Args:
         context: where the extents are.
-        host: "keep" leaves the host memory with the allocator after a wake, so that the next sleep need not populate and pin
-            it again; "release" gives it back to the system.
+        host: "keep" leaves the host memory with the allocator after a wake, so that the next sleep need not populate
+            and pin it again; "release" gives it back to the system.
     """
 
     name = "cpu"

@@ -19,8 +19,8 @@ class DiscardBackend:
 
     Args:
         context: where the extents are.
-        wake: what the memory holds after a wake: "undefined" (whatever the pages held), "zero", or "poison" (NaN in every
-            float format), which makes a read of stale memory visible.
+        wake: what the memory holds after a wake: "undefined" (whatever the pages held), "zero", or "poison" (NaN in
+            every float format), which makes a read of stale memory visible.
     """
 
     name = "discard"

@@ -28,7 +28,8 @@ def test_48_gib_in_three_tags_come_back_exactly_20_times() -> None:
     torch.cuda.empty_cache()
     free_without_arena, _ = allocator.driver_memory()
 
-    # Registered host memory has its page table on the device, 8 bytes for each 4 KiB. The arena stays for all cycles: build it.
+    # Registered host memory has its page table on the device, 8 bytes for each 4 KiB. The arena stays for all
+    # cycles: build it.
     first = [allocator.empty(GIB, dtype=torch.uint8, tag="weights") for _ in range(32)]
     first_sleep = allocator.sleep()
     allocator.wake_up()
