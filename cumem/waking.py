@@ -1,8 +1,8 @@
 """wake_up as a transaction.
 
 Room is checked before anything is mapped. Each segment then wakes by itself: one that fails stays asleep with its
-backup while the others go on, and `WakeUpPartialFailure` lists it. Backups are released only after the whole transition has
-committed, and only what this call mapped is ever unmapped.
+backup while the others go on, and `WakeUpPartialFailure` lists it. Backups are released only after the whole
+transition has committed, and only what this call mapped is ever unmapped.
 """
 
 from __future__ import annotations
