@@ -13,8 +13,8 @@ from .hooks import Hooks
 from .keeping import address_runs
 from .memory import Memory, Tag, split_policy
 from .reports import AdoptReport, MemoryStats, SleepReport, TagStats, WakeReport
-from .sleeping import Sleep, discard
-from .transition import run_transition
+from .sleeping import Sleep, discard, forget_dead
+from .transition import run_transition, unless_under_way
 from .waking import Wake
 
 if TYPE_CHECKING:
@@ -384,4 +384,6 @@ class Allocator:
         memory = self._usable()
         if tag is not None:
             memory.tag(tag)
-        return memory.core.reap() + memory.core.trim_host()
+        reaped = memory.core.reap()
+        unless_under_way(lambda: forget_dead(memory))  # else backends keep what died asleep until the next transition
+        return reaped + memory.core.trim_host()

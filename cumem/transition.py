@@ -19,7 +19,7 @@ from .hooks import Hook, HookFunction, Hooks, Transition
 from .memory import Memory, Tag
 from .shield import Shield
 
-__all__ = ["HookRun", "Phases", "failed_segment", "run_transition"]
+__all__ = ["HookRun", "Phases", "failed_segment", "run_transition", "unless_under_way"]
 
 T = TypeVar("T")
 
@@ -74,6 +74,16 @@ def run_transition(memory: Memory, what: str, body: Callable[[Shield[T]], T], *,
             _lock.release()
 
     return Shield(alone, what).run()
+
+
+def unless_under_way(body: Callable[[], object]) -> None:
+    """Runs `body` alone; does nothing while a transition is under way. Never waits."""
+    if not _lock.acquire(blocking=False):
+        return
+    try:
+        body()
+    finally:
+        _lock.release()
 
 
 def _acquire(shield: Shield[T], what: str, blocking: bool) -> None:
