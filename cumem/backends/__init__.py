@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib.metadata import entry_points
 
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unsupported
 from .base import BackendContext, BackendFactory, Extent, Restored, Saved, SleepModeBackend
 from .cpu import CpuBackend
 from .discard import POISON_BYTE, DiscardBackend
@@ -54,7 +54,10 @@ def _factory(name: str) -> BackendFactory:
         return _factories[name]
     for point in entry_points(group=_ENTRY_POINTS):
         if point.name == name:
-            factory: BackendFactory = point.load()
+            try:
+                factory: BackendFactory = point.load()
+            except Exception as error:
+                raise Unsupported(f"backend {name!r} cannot be loaded from {point.value!r}: {error}") from error
             register(name, factory)
             return factory
     raise InvalidArgument(f"no backend is named {name!r}; there are {names()}")
@@ -65,6 +68,7 @@ def create(name: str, context: BackendContext, options: dict[str, object]) -> Sl
 
     Raises:
         InvalidArgument: no such backend, or options that it does not take.
+        Unsupported: the backend's entry point cannot be loaded.
     """
     try:
         return _factory(name)(context, **options)
