@@ -32,6 +32,7 @@ from .default import (
 from .errors import (
     AsleepError,
     CumemError,
+    CumemWarning,
     DeviceBusy,
     DriverError,
     FailedSegment,
@@ -52,6 +53,7 @@ __all__ = [
     "Allocator",
     "AsleepError",
     "CumemError",
+    "CumemWarning",
     "DeviceBusy",
     "DriverError",
     "FailedSegment",

@@ -13,6 +13,8 @@
      +-- InvalidArgument             also ValueError; before anything changes
      +-- Unsupported                 this machine, driver or object cannot
 
+    CumemWarning(UserWarning)        what works, but not as well as it could; each once a process
+
 All pickle. A message shows the value, the numbers and what to do.
 """
 
@@ -25,6 +27,7 @@ from typing import Any
 __all__ = [
     "AsleepError",
     "CumemError",
+    "CumemWarning",
     "DeviceBusy",
     "DriverError",
     "FailedSegment",
@@ -65,6 +68,10 @@ class CumemError(RuntimeError):
 
     def __str__(self) -> str:
         return self.message
+
+
+class CumemWarning(UserWarning):
+    """Something that works, but not as well as it could; the message says what it costs and what to do."""
 
 
 class DriverError(CumemError):

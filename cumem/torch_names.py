@@ -1,0 +1,239 @@
+"""Every name of torch that cumem uses and torch does not promise: why, since when, and what happens without it.
+
+Also the few public names whose parameters cumem relies on and older releases lack. `docs/torch_names.md` is made from
+this list and from what was found in the releases (`docs/torch_versions.json`): `python docs/torch_names.py`. A private
+name that `cumem/` uses and this list lacks fails a test.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+
+__all__ = ["NAMES", "TorchName", "find", "has_cuda", "is_present", "missing", "parameters"]
+
+
+@dataclass(frozen=True)
+class TorchName:
+    """One name of torch.
+
+    `since` is the first release that has it with all of `takes`; "" stands for the oldest supported one or before.
+    `cuda_only`: builds of torch without CUDA lack it, and need it for nothing.
+    """
+
+    path: str  # from "torch." on
+    why: str
+    without: str
+    since: str = ""
+    public: bool = False
+    cuda_only: bool = False
+    takes: tuple[str, ...] = ()  # parameters that cumem gives it; of a function in C as its docstring calls them
+
+
+NAMES: tuple[TorchName, ...] = (
+    # --- pools: regions ---
+    TorchName(
+        "torch.cuda.MemPool",
+        why="a pool of torch's allocator whose memory comes from a tag",
+        without="no regions; `empty` and `adopt` work",
+        public=True,
+        cuda_only=True,
+        takes=("allocator", "use_on_oom", "no_split"),
+    ),
+    TorchName(
+        "torch.cuda.MemPool.use_count",
+        why="whether a graph or an open region still uses a pool, before it is trimmed",
+        without="a pool counts as open and is copied whole",
+        public=True,
+        cuda_only=True,
+    ),
+    TorchName(
+        "torch.cuda.use_mem_pool",
+        why="routes one thread's allocations to a pool",
+        without="no regions of one thread",
+        public=True,
+        cuda_only=True,
+        takes=("pool", "device"),
+    ),
+    TorchName(
+        "torch._C._cuda_customAllocator",
+        why="makes an allocator of two addresses, so that each tag has a malloc of its own",
+        without="exported symbols by `torch.cuda.memory.CUDAPluggableAllocator`, one a tag",
+        cuda_only=True,
+        takes=("arg0", "arg1"),
+    ),
+    TorchName(
+        "torch._C._cuda_beginAllocateToPool",
+        why='routes every thread\'s allocations to a pool: `scope="process"`',
+        without="regions of one thread only; autograd's threads allocate natively",
+        cuda_only=True,
+        takes=("arg0", "arg1"),
+    ),
+    TorchName(
+        "torch._C._cuda_beginAllocateCurrentThreadToPool",
+        why="routes this thread again when `exclude()` ends",
+        without="no `exclude()`",
+        cuda_only=True,
+        takes=("arg0", "arg1"),
+    ),
+    TorchName(
+        "torch._C._cuda_endAllocateToPool",
+        why="ends routing: `exclude()`, process regions",
+        without="no `exclude()`, no process regions",
+        cuda_only=True,
+        takes=("arg0", "arg1"),
+    ),
+    TorchName(
+        "torch._C._cuda_releasePool",
+        why="gives up a pool's last use, so that torch hands its dead segments back at `empty_cache`",
+        without="a pool's dead segments are found in the snapshot and unmapped by cumem",
+        cuda_only=True,
+        takes=("arg0", "arg1"),
+    ),
+    TorchName(
+        "torch._C._cuda_checkPoolLiveAllocations",
+        why="confirms a pool's known live blocks without a snapshot",
+        without="a snapshot at each sleep",
+        cuda_only=True,
+        takes=("arg0", "arg1", "arg2"),
+    ),
+    # --- what lives where ---
+    TorchName(
+        "torch.cuda.memory_snapshot",
+        why="its parameter shows that `_cuda_memorySnapshot` can leave out a recorded history, which is what costs time",
+        without="no regions",
+        public=True,
+        cuda_only=True,
+        takes=("mempool_id", "include_traces"),
+    ),
+    TorchName(
+        "torch._C._cuda_memorySnapshot",
+        why="segments, blocks and the settings in force; called as `cumem/torch_snapshot.py` says",
+        without="no regions: what of a pool is alive is not known",
+        cuda_only=True,
+    ),
+    # --- settings ---
+    TorchName(
+        "torch.cuda.get_allocator_backend",
+        why="regions need torch's own caching allocator",
+        without="the environment says which allocator it is",
+        public=True,
+        cuda_only=True,
+    ),
+    TorchName(
+        "torch._C._cuda_cudaCachingAllocator_is_enabled",
+        why="whether `caching_allocator_enable(False)` was called: allocations then bypass every pool",
+        without="not known: a region that caught nothing says so at its end",
+        since="2.12",
+        cuda_only=True,
+    ),
+    TorchName(
+        "torch._C._accelerator_getAllocatorSettings",
+        why="the settings as last written, where torch has no CUDA to take a snapshot of",
+        without="the environment says what was set at the start",
+        since="2.12",
+    ),
+    TorchName(
+        "torch.cuda.get_per_process_memory_fraction",
+        why="the limit that counts sleeping memory; `FractionHook` raises it meanwhile",
+        without="the limit cannot be read and is left alone",
+        public=True,
+        cuda_only=True,
+        takes=("device",),
+    ),
+    # --- tensors and storages: adopt ---
+    TorchName(
+        "torch.UntypedStorage._swap_data_ptr_",
+        why="gives a storage other memory; everything that looks at it follows",
+        without="each tensor gets its new storage by `.data`; a storage with an alias that was not reached is refused",
+        since="2.12",
+    ),
+    TorchName(
+        "torch._C._storage_Use_Count",
+        why="finds aliases of a storage that `adopt` did not reach",
+        without="no `adopt` where storages cannot be swapped",
+    ),
+    TorchName(
+        "torch.UntypedStorage._cdata",
+        why="one storage's identity: two Python objects may stand for it",
+        without="no `adopt`",
+    ),
+    TorchName("torch.Tensor._base", why="the base of a view, which autograd alone may hold", without="no `adopt`"),
+    TorchName(
+        "torch.Tensor._is_zerotensor",
+        why="a lazy zero tensor has no memory to move",
+        without="no `adopt`",
+    ),
+    TorchName(
+        "torch.Tensor._indices",
+        why="a sparse COO tensor's parts; the public name refuses an uncoalesced one",
+        without="no `assert_resident` of sparse tensors",
+    ),
+    TorchName(
+        "torch.Tensor._values",
+        why="a sparse COO tensor's parts; the public name refuses an uncoalesced one",
+        without="no `assert_resident` of sparse tensors",
+    ),
+    TorchName(
+        "torch._conj", why="keeps a tensor's lazy conjugation on new memory", without="no `adopt` of such tensors"
+    ),
+    TorchName(
+        "torch._neg_view", why="keeps a tensor's lazy negation on new memory", without="no `adopt` of such tensors"
+    ),
+    TorchName(
+        "torch._C.DisableTorchFunction",
+        why="a tensor subclass has no say in where its bytes are",
+        without="no `empty`, no `adopt`",
+    ),
+    TorchName(
+        "torch.nn.parameter.is_lazy",
+        why="a lazy parameter has no memory yet",
+        without="no `adopt`",
+        takes=("param",),
+    ),
+)
+
+
+def has_cuda() -> bool:
+    """Whether this build of torch knows CUDA at all. Imports torch; asks for no device."""
+    import torch
+
+    return bool(torch.backends.cuda.is_built())
+
+
+def find(name: TorchName) -> object | None:
+    """What the name stands for in this torch; None if it is not there. Imports torch."""
+    import torch
+
+    if name.cuda_only and not has_cuda():
+        return None  # torch puts classes that only raise where its CUDA functions would be
+    return reduce(lambda owner, part: getattr(owner, part, None), name.path.split(".")[1:], torch)
+
+
+def is_present(name: TorchName) -> bool:
+    """Whether the name is there with all parameters that cumem gives it."""
+    found = find(name)
+    return found is not None and set(name.takes) <= set(parameters(found))
+
+
+def missing() -> list[TorchName]:
+    """The names that this torch lacks, or that lack a parameter. Imports torch; creates no context on a device."""
+    return [name for name in NAMES if not is_present(name)]
+
+
+def parameters(function: object) -> list[str]:
+    """A callable's parameters; for one in C those that its docstring lists; [] where neither says."""
+    if not callable(function):
+        return []
+    try:
+        return [name for name in _signature(function).parameters if name != "self"]
+    except (TypeError, ValueError):
+        head = (function.__doc__ or "").partition("\n")[0]
+        names = (part.partition(":")[0].strip() for part in head.partition("(")[2].split(","))
+        return [name for name in names if name.isidentifier() and name != "self"]
+
+
+def _signature(function: Callable[..., object]) -> inspect.Signature:
+    return inspect.signature(function)
