@@ -102,8 +102,8 @@ NAMES: tuple[TorchName, ...] = (
     # --- what lives where ---
     TorchName(
         "torch.cuda.memory_snapshot",
-        why="its parameter shows that `_cuda_memorySnapshot` can leave out a recorded history, which is what costs
-        time", without="no regions",
+        why="its parameter shows that `_cuda_memorySnapshot` can leave out a recorded history, which costs time",
+        without="no regions",
         public=True,
         cuda_only=True,
         takes=("mempool_id", "include_traces"),
