@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Protocol
 
 from . import torch_settings
@@ -42,9 +43,10 @@ class TorchMemoryLimits:
         """See `MemoryLimits`. None before torch has initialised CUDA: nothing makes it do so here."""
         import torch
 
-        if torch_settings.allocator_backend() != "native" or not torch.cuda.is_initialized():
+        cuda: ModuleType = torch.cuda
+        if torch_settings.allocator_backend() != "native" or not cuda.is_initialized():
             return None
-        return torch.cuda.get_per_process_memory_fraction(device)
+        return float(cuda.get_per_process_memory_fraction(device))
 
     def write(self, device: int, fraction: float) -> None:
         """See `MemoryLimits`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
+from types import ModuleType
 
 __all__ = ["NAMES", "TorchName", "find", "has_cuda", "is_present", "missing", "parameters"]
 
@@ -200,7 +200,8 @@ def has_cuda() -> bool:
     """Whether this build of torch knows CUDA at all. Imports torch; asks for no device."""
     import torch
 
-    return bool(torch.backends.cuda.is_built())
+    backend: ModuleType = torch.backends.cuda
+    return bool(backend.is_built())
 
 
 def find(name: TorchName) -> object | None:
@@ -209,7 +210,10 @@ def find(name: TorchName) -> object | None:
 
     if name.cuda_only and not has_cuda():
         return None  # torch puts classes that only raise where its CUDA functions would be
-    return reduce(lambda owner, part: getattr(owner, part, None), name.path.split(".")[1:], torch)
+    found: object | None = torch
+    for part in name.path.split(".")[1:]:
+        found = getattr(found, part, None)
+    return found
 
 
 def is_present(name: TorchName) -> bool:

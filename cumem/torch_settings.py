@@ -11,6 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 from . import torch_names, torch_snapshot
@@ -85,9 +86,10 @@ def memory_fraction(device: int) -> float | None:
     """The part of the device that torch's allocator may use, below 1; None where nothing limits it. Imports torch."""
     import torch
 
-    if allocator_backend() != "native" or not torch.cuda.is_initialized():
+    cuda: ModuleType = torch.cuda
+    if allocator_backend() != "native" or not cuda.is_initialized():
         return None
-    fraction = torch.cuda.get_per_process_memory_fraction(device)
+    fraction = float(cuda.get_per_process_memory_fraction(device))
     return fraction if fraction < 1.0 else None
 
 

@@ -40,5 +40,5 @@ def _snapshot() -> dict[str, Any]:
 
     for argument in _ALL_POOLS_WITHOUT_TRACES:
         _take_reference(argument)  # the one that torch drops; where it does not, these three can spare it
-    found: dict[str, Any] = torch._C._cuda_memorySnapshot(_ALL_POOLS_WITHOUT_TRACES)  # type: ignore[arg-type]
+    found: dict[str, Any] = torch._C._cuda_memorySnapshot(_ALL_POOLS_WITHOUT_TRACES)
     return found
