@@ -56,6 +56,7 @@ class Shield(Generic[T]):
     def __init__(self, body: Callable[[Shield[T]], T], what: str) -> None:
         self._body = body
         self._what = what
+        self._begin = threading.Event()  # the caller serves, or is gone
         self._turn = threading.Event()  # something changed for the caller
         self._request: _Request | None = None
         self._finished = False
@@ -64,30 +65,46 @@ class Shield(Generic[T]):
         self._interrupt: BaseException | None = None
         self._gone = False
         self._decided = False
-        self.threads: set[int] = {threading.get_ident()}
+
+    @property
+    def over(self) -> bool:
+        """Whether the caller waits no more."""
+        return self._gone or self._finished
 
     # --- on the caller's thread ---
 
     def run(self) -> T:
         """Runs the body; returns its result or raises its error, or what was raised into this thread meanwhile."""
         worker = threading.Thread(target=self._work, name=f"cumem-{self._what}", daemon=False)
-        worker.start()
         try:
+            worker.start()  # what is raised in here, too, must not leave a transition that nobody serves
             self._serve()
         finally:
             self._gone = True
+            self._begin.set()
         if self._interrupt is not None:
-            ended = "had passed its decision and ran to its end" if self._decided else "was aborted; nothing changed"
-            if hasattr(self._interrupt, "add_note"):
-                self._interrupt.add_note(f"cumem: the {self._what} {ended}")
+            self._add_notes(self._interrupt)
             raise self._interrupt
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]
 
+    def _add_notes(self, interrupt: BaseException) -> None:
+        """Says on what interrupted the caller what became of the transition, since its own error is not raised."""
+        ended = "had passed its decision and ran to its end" if self._decided else "was aborted; nothing changed"
+        notes = [f"cumem: the {self._what} {ended}"]
+        if self._error is not None and self._error is not interrupt:
+            if not isinstance(self._error, Interrupted):
+                notes.append(f"cumem: it failed: {type(self._error).__name__}: {self._error}")
+            notes += getattr(self._error, "__notes__", [])
+        if hasattr(interrupt, "add_note"):
+            for note in notes:
+                interrupt.add_note(note)
+
     def _serve(self) -> None:
         while True:
             try:
+                self._begin.set()
                 request = self._request
                 if request is not None and not request.answered.is_set():
                     self._run_request(request)
@@ -109,7 +126,9 @@ class Shield(Generic[T]):
     # --- on the transition's thread ---
 
     def _work(self) -> None:
-        self.threads.add(threading.get_ident())
+        self._begin.wait()
+        if self._gone:
+            return
         try:
             self._result = self._body(self)
         except BaseException as error:

@@ -295,6 +295,8 @@ def discard(memory: Memory, hooks: Hooks, tags: list[Tag]) -> Callable[[Shield[S
                 by_tag[tag.name] = replace(old, discarded_bytes=old.discarded_bytes + forgotten[tag.name])
         total = report.discarded_bytes + sum(forgotten.values())
         return replace(report, discarded_bytes=total, host_bytes=memory.core.host_bytes, by_tag=by_tag)
+        if not report.by_tag:  # nothing was awake, so nothing has decided yet
+            shield.decide()
 
     return body
 

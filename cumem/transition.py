@@ -6,6 +6,7 @@ wake:  check -> preflight -> hooks -> quiesce -> map -> restore -> commit -> qui
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ __all__ = ["HookRun", "Phases", "failed_segment", "run_transition", "unless_unde
 T = TypeVar("T")
 
 _lock = threading.Lock()  # held by the transition under way, in any allocator of the process
-_running: Shield[object] | None = None
+_here = threading.local()  # `shield`: of the transition that this thread called for; `works`: it is a transition's own
 _WAIT_STEP_S = 0.05  # how often a waiting caller's interrupt is looked at
 
 
@@ -52,28 +53,40 @@ def run_transition(memory: Memory, what: str, body: Callable[[Shield[T]], T], *,
     """Runs `body` alone in the process, shielded from signals.
 
     Raises:
-        StateError: called from inside a transition (a hook or a backend), while the current stream is captured, or with
-            `blocking=False` while another transition is under way. Nothing changed.
+        StateError: called from inside a transition (a hook, a backend, a signal handler), while the current stream is
+            captured, while the interpreter ends, or with `blocking=False` while another transition is under way.
+            Nothing changed.
         DriverError: the context is contaminated.
     """
     memory.check_usable()
-    running = _running
-    if running is not None and threading.get_ident() in running.threads:
-        raise StateError(f"{what} was called from inside a transition: hooks and backends may not start another")
+    if _is_inside():
+        raise StateError(
+            f"{what} was called from inside a transition: hooks, backends and signal handlers may not start another"
+        )
+    if sys.is_finalizing():  # no thread can begin any more
+        raise StateError(f"{what} was called while the interpreter ends")
     if memory.device_type == "cuda" and torch_glue.is_capturing():
         raise StateError(f"{what} was called while a CUDA graph is being captured: end the capture first")
 
     def alone(shield: Shield[T]) -> T:
-        global _running
+        _here.works = True
         _acquire(shield, what, blocking)
         try:
-            _running = shield  # type: ignore[assignment]
             return body(shield)
         finally:
-            _running = None
             _lock.release()
 
-    return Shield(alone, what).run()
+    shield = Shield(alone, what)
+    try:
+        _here.shield = shield
+        return shield.run()
+    finally:
+        _here.shield = None
+
+
+def _is_inside() -> bool:
+    shield = getattr(_here, "shield", None)
+    return getattr(_here, "works", False) or (shield is not None and not shield.over)
 
 
 def unless_under_way(body: Callable[[], object]) -> None:
@@ -125,8 +138,8 @@ class HookRun:
                 continue
             try:
                 self._call(function, self._transition)
-            except Exception as error:
-                errors.append(error)
+            except BaseException as error:  # Ctrl-C in one hook: the caller gets it, the other hooks run all the same
+                errors.append(as_exception(error))
         return errors
 
     def undo(self) -> list[Exception]:
@@ -139,8 +152,8 @@ class HookRun:
                 continue
             try:
                 self._call(function, told)
-            except Exception as error:
-                errors.append(error)
+            except BaseException as error:
+                errors.append(as_exception(error))
         self._ran.clear()
         return errors
 
