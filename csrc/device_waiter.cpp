@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <string>
+#include <system_error>
 #include <thread>
 
 #include "process.h"
@@ -43,8 +44,19 @@ struct DeviceWaiter::Worker {
   }
 };
 
+namespace {
+
+// Longer ones, endless ones too, leave the range of the clock; what is no number is no time.
+std::chrono::duration<double> in_range(std::chrono::duration<double> timeout) {
+  constexpr std::chrono::duration<double> kNone{0};
+  constexpr std::chrono::duration<double> kYear = std::chrono::hours(365 * 24);
+  return timeout > kNone ? std::min(timeout, kYear) : kNone;
+}
+
+}  // namespace
+
 DeviceWaiter::DeviceWaiter(std::shared_ptr<Driver> driver, std::chrono::duration<double> timeout)
-    : driver_(std::move(driver)), timeout_(timeout) {}
+    : driver_(std::move(driver)), timeout_(in_range(timeout)) {}
 
 DeviceWaiter::~DeviceWaiter() {
   for (auto& [device, worker] : workers_) {
@@ -67,20 +79,26 @@ DeviceWaiter::~DeviceWaiter() {
   }
 }
 
-std::shared_ptr<DeviceWaiter::Worker> DeviceWaiter::worker(Device device) {
+Result<std::shared_ptr<DeviceWaiter::Worker>> DeviceWaiter::worker(Device device) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  std::shared_ptr<Worker>& slot = workers_[device];
-  if (!slot) {
-    slot = std::make_shared<Worker>();
-    slot->driver = driver_;
-    slot->device = device;
-    slot->thread = std::thread([shared = slot] { shared->run(); });
+  const auto known = workers_.find(device);
+  if (known != workers_.end()) return known->second;
+  const auto made = std::make_shared<Worker>();
+  made->driver = driver_;
+  made->device = device;
+  try {
+    made->thread = std::thread([made] { made->run(); });
+  } catch (const std::system_error& error) {
+    return Status(Code::kDriver, "synchronize", std::string("the system gives no thread: ") + error.what());
   }
-  return slot;
+  workers_.emplace(device, made);
+  return made;
 }
 
 Status DeviceWaiter::wait(Device device) {
-  const std::shared_ptr<Worker> held = worker(device);
+  const auto found = worker(device);
+  if (!found.ok()) return found.status();
+  const std::shared_ptr<Worker>& held = found.value();
   std::unique_lock<std::mutex> lock(held->mutex);
   const std::uint64_t ticket = ++held->asked;
   held->wake.notify_one();

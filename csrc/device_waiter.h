@@ -31,7 +31,7 @@ class DeviceWaiter {
 
  private:
   struct Worker;
-  std::shared_ptr<Worker> worker(Device device);
+  Result<std::shared_ptr<Worker>> worker(Device device);
 
   std::shared_ptr<Driver> driver_;
   std::chrono::duration<double> timeout_;
