@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "host_limits.h"
 #include "parallel.h"
+#include "process.h"
 
 namespace cumem {
 namespace {
@@ -22,7 +24,21 @@ unsigned thread_count() { return std::clamp(std::thread::hardware_concurrency(),
 
 std::uint64_t page_bytes() { return static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE)); }
 
-std::uint64_t aligned(std::uint64_t size) { return (size + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment; }
+// The sizes rounded to what blocks have. kInvalidValue if one is 0, or if they add up to more than any machine has.
+Result<std::vector<std::uint64_t>> block_sizes(const std::vector<std::uint64_t>& sizes) {
+  constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 62;
+  std::vector<std::uint64_t> rounded;
+  std::uint64_t left = kMostBytes;
+  for (const std::uint64_t size : sizes) {
+    const auto block = round_up(size, kBlockAlignment);
+    if (size == 0 || !block || *block > left) {
+      return Status(Code::kInvalidValue, "reserve", "a block of " + std::to_string(size) + " bytes cannot be made");
+    }
+    left -= *block;
+    rounded.push_back(*block);
+  }
+  return rounded;
+}
 
 std::uint64_t sum(const std::vector<std::uint64_t>& sizes) {
   std::uint64_t total = 0;
@@ -35,21 +51,26 @@ std::uint64_t sum(const std::vector<std::uint64_t>& sizes) {
 HostBlock::HostBlock(std::shared_ptr<HostArena> arena, std::shared_ptr<Slab> slab, Run place)
     : arena_(std::move(arena)), slab_(std::move(slab)), place_(place) {}
 
-HostBlock::~HostBlock() { arena_->give_back(slab_.get(), place_); }
+HostBlock::~HostBlock() {
+  if (is_forked_child()) return;  // no slab here; and the arena's lock may have been copied locked
+  arena_->give_back(slab_.get(), place_);
+}
 
 HostArena::HostArena(std::shared_ptr<Driver> driver, std::optional<std::uint64_t> budget_bytes)
     : driver_(std::move(driver)), budget_bytes_(budget_bytes) {}
 
 Result<std::vector<HostBlockPtr>> HostArena::allocate(const std::vector<std::uint64_t>& sizes) {
+  const auto rounded = block_sizes(sizes);
+  if (!rounded.ok()) return rounded.status();
   std::vector<HostBlockPtr> blocks(sizes.size());  // dies on every early return: what was taken goes back
   std::vector<std::size_t> missing;
   std::vector<std::uint64_t> missing_sizes;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
-    if (auto placed = take_free(aligned(sizes[i]))) {
+    if (auto placed = take_free(rounded.value()[i])) {
       blocks[i] = std::make_shared<HostBlock>(shared_from_this(), std::move(placed->slab), placed->run);
     } else {
       missing.push_back(i);
-      missing_sizes.push_back(aligned(sizes[i]));
+      missing_sizes.push_back(rounded.value()[i]);
     }
   }
   if (missing.empty()) return blocks;
@@ -199,7 +220,9 @@ std::uint64_t HostArena::pageable_bytes() const {
 
 std::string HostArena::check_valid() const {
   const Lock lock(mutex_);
+  std::uint64_t held = pending_bytes_;
   for (const auto& [key, entry] : entries_) {
+    held += entry.slab->size();
     std::uint64_t end = 0;
     bool first = true;
     for (const auto& [offset, length] : entry.free) {
@@ -210,6 +233,7 @@ std::string HostArena::check_valid() const {
       first = false;
     }
   }
+  if (budget_bytes_ && held > *budget_bytes_) return "the slabs exceed their budget";
   return {};
 }
 

@@ -75,7 +75,8 @@ class HostArena : public std::enable_shared_from_this<HostArena> {
   // do.
   HostArena(std::shared_ptr<Driver> driver, std::optional<std::uint64_t> budget_bytes);
 
-  // One block for each size (> 0), all or nothing: kOutOfHostMemory leaves the arena as it was. Blocks until populated.
+  // One block for each size, all or nothing: an error leaves the blocks as they were. Blocks until populated.
+  // kOutOfHostMemory: needed and free bytes, and what limits them. kInvalidValue: a size of 0, or past all bounds.
   Result<std::vector<HostBlockPtr>> allocate(const std::vector<std::uint64_t>& sizes);
 
   // Gives slabs without a block back to the system; their bytes. A slab whose registration does not end stays for the
