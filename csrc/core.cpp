@@ -47,16 +47,15 @@ Core::Core(std::shared_ptr<Driver> driver, CoreOptions options)
       transfer_(driver_, waiter_) {}
 
 Core::~Core() {
-  if (may_call_driver()) release_abandoned();
-  for (Abandoned& each : abandoned_) new Abandoned(std::move(each));  // a copy may still use it
-  std::vector<SegmentPtr> all = table_.take_all();
   if (!may_call_driver()) {
-    for (const SegmentPtr& segment : all) new SegmentPtr(segment);  // leaked on purpose, and seen as reachable
+    leak(driver_);  // what is left calls it no more, but its own end would take the pages away
     return;
   }
+  release_abandoned();
+  for (Abandoned& each : abandoned_) leak(std::make_shared<Abandoned>(std::move(each)));  // a copy may still use it
+  std::vector<SegmentPtr> all = table_.take_all();
   if (!waiter_.wait(devices_of(all)).ok()) {
-    for (const SegmentPtr& segment : all)
-      new SegmentPtr(segment);  // better a leak than a page pulled from under a kernel
+    for (SegmentPtr& segment : all) leak(std::move(segment));  // better than a page pulled from under a kernel
     return;
   }
   for (const SegmentPtr& segment : all) (void)destroy(segment);

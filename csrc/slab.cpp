@@ -50,8 +50,7 @@ bool populate(std::byte* data, std::uint64_t size, unsigned threads) {
 Slab::Slab(std::shared_ptr<Driver> driver, std::byte* data, std::uint64_t size)
     : driver_(std::move(driver)), data_(data), size_(size) {}
 
-Result<std::shared_ptr<Slab>> Slab::create(std::shared_ptr<Driver> driver, std::uint64_t size,
-                                           unsigned threads) {
+Result<std::shared_ptr<Slab>> Slab::create(std::shared_ptr<Driver> driver, std::uint64_t size, unsigned threads) {
   void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) return Status::out_of_host_memory("mmap", size, 0, "the system maps no more memory");
   std::shared_ptr<Slab> slab(new Slab(std::move(driver), static_cast<std::byte*>(data), size));
@@ -73,8 +72,8 @@ Status Slab::unpin() {
 }
 
 Slab::~Slab() {
-  if (is_forked_child()) return;                   // not mapped here
-  if (may_call_driver() && !unpin().ok()) return;  // a leak, never a dangling page
+  if (!may_call_driver()) return;  // a forked child has no such mapping; an exiting process leaves it to its end
+  if (!unpin().ok()) return;       // a leak, never a dangling page
   munmap(data_, size_);
 }
 

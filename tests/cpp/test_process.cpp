@@ -1,0 +1,187 @@
+// A process that exits, and one that forks: what a core's objects do then. Exiting is for ever, so each such case runs
+// in a process of its own: the same program, started again for one case that is skipped otherwise.
+#include <fcntl.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <iostream>
+#include <memory>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include "core_helpers.h"
+#include "driver/faulty_driver.h"
+#include "driver/host_driver.h"
+#include "process.h"
+
+extern char** environ;
+
+namespace cumem::testing {
+namespace {
+
+constexpr std::uint64_t kGranule = 64 * kKiB;
+
+std::shared_ptr<FaultyDriver> make_driver() {
+  HostDriverOptions options;
+  options.device_bytes = 4 * kMiB;
+  options.granularity_bytes = kGranule;
+  return std::make_shared<FaultyDriver>(must(HostDriver::create(options)));
+}
+
+// Runs one skipped case of this program in a process of its own. Whether it ran there and ended well; else prints why.
+bool passes_in_a_process_of_its_own(const std::string& test_case) {
+  std::vector<std::string> words{"cumem_tests", "--test-case=" + test_case, "--no-skip", "--no-intro"};
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  arguments.push_back(nullptr);
+  int ends[2];
+  REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
+  pid_t child = 0;
+  REQUIRE(posix_spawn(&child, "/proc/self/exe", &actions, nullptr, arguments.data(), environ) == 0);
+  posix_spawn_file_actions_destroy(&actions);
+  close(ends[1]);
+  std::string output;
+  char buffer[4096];
+  for (ssize_t got = ::read(ends[0], buffer, sizeof buffer); got > 0; got = ::read(ends[0], buffer, sizeof buffer)) {
+    output.append(buffer, static_cast<std::size_t>(got));
+  }
+  close(ends[0]);
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  const bool one_ran = std::regex_search(output, std::regex("test cases: +1 [|]"));
+  if (one_ran && WIFEXITED(status) && WEXITSTATUS(status) == 0) return true;
+  MESSAGE(output);
+  return false;
+}
+
+// Runs `work` in a fork, which ends with what it returns; a fork that hangs ends by a signal.
+int in_a_fork(int (*work)(void*), void* argument) {
+  std::cout.flush();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(work(argument));
+  }
+  int status = 0;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  return status;
+}
+
+bool ended_well(int status) { return WIFEXITED(status) && WEXITSTATUS(status) == 0; }
+
+// A core with segments resident and asleep, a block, a backup and copies made: everything that has an end.
+struct Everything {
+  std::shared_ptr<FaultyDriver> driver = make_driver();
+  CorePtr core = make_core(driver);
+  std::unique_ptr<Segments> segments = std::make_unique<Segments>(*core, 2, 1);
+  std::unique_ptr<BlockHold> block = must(core->add_block(segments->addresses()[0], 0, 8));
+  HostRange view;
+
+  Everything() {
+    const Claim claim(*core, segments->ids());
+    REQUIRE_OK(segments->sleep());
+    CHECK(all_ok(core->map({segments->ids()[0]})));
+    view = must(core->host_view(segments->addresses()[1], 8));
+  }
+  void end() {
+    segments.reset();
+    view = HostRange();
+    block.reset();
+    core.reset();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("this_process_may_call_the_driver") {
+  CHECK(may_call_driver());
+  CHECK_FALSE(is_forked_child());
+}
+
+TEST_CASE("a_fork_of_the_process_may_not_call_the_driver") {
+  const int status = in_a_fork([](void*) { return is_forked_child() && !may_call_driver() ? 0 : 1; }, nullptr);
+  CHECK(ended_well(status));
+  CHECK(may_call_driver());
+}
+
+TEST_CASE("in_a_fork_everything_ends_without_a_call_to_the_parents_driver") {
+  Everything all;
+  const std::size_t calls = all.driver->calls().size();
+  const DriverCounts counts = all.driver->counts();
+  const auto end_in_child = [](void* argument) {
+    auto* parents = static_cast<Everything*>(argument);
+    const std::size_t before = parents->driver->calls().size();
+    parents->end();
+    return parents->driver->calls().size() == before ? 0 : 1;
+  };
+  CHECK(ended_well(in_a_fork(end_in_child, &all)));
+  CHECK(all.driver->calls().size() == calls);
+  CHECK(all.driver->counts() == counts);
+  const Claim claim(*all.core, all.segments->ids());
+  REQUIRE_OK(all.segments->wake());  // nothing of the parent's was touched
+  all.segments->check_contents();
+}
+
+// --- exiting; each in a process of its own ---
+
+TEST_CASE("once_exiting_everything_ends_without_a_call_to_the_driver_and_its_memory_stays" * doctest::skip()) {
+  Everything all;
+  volatile std::uint8_t* const mapped = reinterpret_cast<std::uint8_t*>(all.segments->addresses()[0].value);
+  volatile std::byte* const backup = all.view.data;
+  std::weak_ptr<FaultyDriver> driver = all.driver;
+  const std::size_t calls = all.driver->calls().size();
+  mark_exiting();
+  CHECK_FALSE(may_call_driver());
+  CHECK_FALSE(is_forked_child());
+  all.end();
+  CHECK(all.driver->calls().size() == calls);
+  all.driver.reset();
+  CHECK_FALSE(driver.expired());  // or its destructor would take the pages back
+  mapped[0] = 1;
+  backup[0] = std::byte{1};
+}
+
+TEST_CASE("once_exiting_a_block_leaves_its_segment_as_it_is" * doctest::skip()) {
+  const auto driver = make_driver();
+  const CorePtr core = make_core(driver);
+  const DeviceAddress address = must(core->malloc(core->create_slot(), 1, kFirst, false));
+  auto block = must(core->add_block(address, 0, 8));
+  CHECK_OK(core->free(address));
+  mark_exiting();
+  block.reset();
+  CHECK(core->find(address).has_value());
+}
+
+TEST_CASE("once_exiting_owners_of_driver_objects_leak_them" * doctest::skip()) {
+  const auto driver = make_driver();
+  {
+    const AddressRange range = must(AddressRange::reserve(driver, kGranule));
+    PhysicalMemory mapped = must(PhysicalMemory::create(driver, kGranule, {}));
+    const PhysicalMemory memory = must(PhysicalMemory::create(driver, kGranule, {}));
+    const Mapping mapping = must(Mapping::map(driver, range.address(), mapped));
+    const auto arena = std::make_shared<HostArena>(driver, std::nullopt);
+    CHECK_OK(arena->allocate({512}));
+    mark_exiting();
+  }
+  CHECK(driver->counts().ranges == 1);
+  CHECK(driver->counts().handles == 2);
+  CHECK(driver->counts().mappings == 1);
+  CHECK(driver->counts().registrations == 1);
+}
+
+TEST_CASE("a_process_that_exits_leaks_instead_of_calling_the_driver") {
+  for (const char* test_case :
+       {"once_exiting_everything_ends_without_a_call_to_the_driver_and_its_memory_stays",
+        "once_exiting_a_block_leaves_its_segment_as_it_is", "once_exiting_owners_of_driver_objects_leak_them"}) {
+    CAPTURE(test_case);
+    CHECK(passes_in_a_process_of_its_own(test_case));
+  }
+}
+
+}  // namespace cumem::testing
