@@ -89,6 +89,11 @@ class Allocator:
         self._memory.check_usable()
         return self._memory
 
+    def _asked(self) -> Memory:
+        """For questions: they are answered after close(), and when the context is lost, too."""
+        self._memory.refuse_fork()
+        return self._memory
+
     # --- tensors ---
 
     def empty(
@@ -179,19 +184,19 @@ class Allocator:
             StateError: the tensor is resident, or its contents were dropped.
             InvalidArgument: not a tensor, or not in a tag of this allocator.
         """
-        return tensors.host_view(self._memory, t)
+        return tensors.host_view(self._asked(), t)
 
     def tag_of(self, t: torch.Tensor) -> str | None:
         """The tag that a tensor's memory belongs to; None for native memory."""
-        return tensors.tag_of(self._memory, t)
+        return tensors.tag_of(self._asked(), t)
 
     def is_resident(self, t: torch.Tensor) -> bool:
         """Whether a tensor's memory may be touched; true for native memory."""
-        return tensors.is_resident(self._memory, t)
+        return tensors.is_resident(self._asked(), t)
 
     def assert_resident(self, *objects: Any) -> None:
         """Raises `AsleepError`, naming the tag, if any of these tensors' or modules' memory may not be touched."""
-        tensors.assert_resident(self._memory, *objects)
+        tensors.assert_resident(self._asked(), *objects)
 
     # --- policies and state ---
 
@@ -212,35 +217,39 @@ class Allocator:
 
     def tags(self) -> list[str]:
         """All tags, in the order they were made."""
-        return [tag.name for tag in self._memory.select(None)]
+        return [tag.name for tag in self._asked().select(None)]
 
     def state(self, tag: str | None = None) -> str:
         """A tag's state: "resident", "asleep", "moving", "lost", "mixed" or "empty". Raises `UnknownTag`.
 
         Without a tag the allocator's: "broken" once the device's context is lost, "mixed" if its tags differ.
         """
+        memory = self._asked()
         if tag is not None:
-            return self._memory.state(tag)
-        if self._memory.core.broken is not None:
+            return memory.state(tag)
+        if memory.core.broken is not None:
             return "broken"
-        states = {info.state for info in self._memory.core.segments()}
+        states = {info.state for info in memory.core.segments()}
         return states.pop() if len(states) == 1 else "mixed" if states else "empty"
 
     def is_sleeping(self, tag: str | None = None) -> bool:
         """Whether some segment (of the tag) is not resident. Raises `UnknownTag`."""
-        slot = None if tag is None else self._memory.slot(tag)
-        return any(info.state != "resident" for info in self._memory.core.segments(slot))
+        memory = self._asked()
+        slot = None if tag is None else memory.slot(tag)
+        return any(info.state != "resident" for info in memory.core.segments(slot))
 
     def undefined_tags(self) -> list[str]:
         """Tags whose contents nobody restored since they woke; `mark_loaded` takes them off."""
-        return sorted(self._memory.undefined)
+        return sorted(self._asked().undefined)
 
     def mark_loaded(self, tag: str) -> None:
         """Says that the tag's contents are loaded. Raises `UnknownTag`."""
-        self._memory.undefined.discard(self._memory.tag(tag).name)
+        memory = self._asked()
+        memory.undefined.discard(memory.tag(tag).name)
 
     def bytes_needed_to_wake(self, tags: Iterable[str] | None = None) -> int:
         """Device bytes that `wake_up(tags)` would map. Raises `UnknownTag`."""
+        self._asked()
         return sum(
             info.size
             for tag in self._memory.select(tags)
@@ -250,8 +259,9 @@ class Allocator:
 
     def stats(self) -> MemoryStats:
         """The allocator's own ledger. Waits for nothing; other memory of the process is not in it."""
-        core = self._memory.core
-        by_tag = {tag.name: self._tag_stats(tag) for tag in self._memory.select(None)}
+        memory = self._asked()
+        core = memory.core
+        by_tag = {tag.name: self._tag_stats(tag) for tag in memory.select(None)}
         return MemoryStats(
             virtual_bytes=sum(tag.virtual_bytes for tag in by_tag.values()),
             mapped_bytes=sum(tag.mapped_bytes for tag in by_tag.values()) + core.dead_bytes,
@@ -288,7 +298,8 @@ class Allocator:
 
     def driver_memory(self, device: int | str | torch.device | None = None) -> tuple[int, int]:
         """(free, total) bytes of a device as the driver says, other processes included."""
-        return self._memory.core.memory_info(self._memory.device_index(device))
+        memory = self._asked()
+        return memory.core.memory_info(memory.device_index(device))
 
     # --- transitions ---
 

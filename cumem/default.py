@@ -31,6 +31,8 @@ def configure(**options: Any) -> None:
 def default_allocator() -> Allocator:
     """The default allocator, made now if need be. Raises as `Allocator` does; a later call then tries again."""
     global _allocator
+    if _allocator is not None:  # without the lock, which a fork may have copied held
+        return _allocator
     with _lock:
         if _allocator is None:
             _allocator = Allocator(**_options)

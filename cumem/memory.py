@@ -73,13 +73,18 @@ class Memory:
 
     # --- state of the whole ---
 
-    def check_usable(self) -> None:
-        """Raises `Unsupported` in a forked child, `DriverError` once the context is contaminated."""
+    @staticmethod
+    def refuse_fork() -> None:
+        """Raises `Unsupported` in a forked child: its devices, locks and backups are its parent's."""
         if _core.is_forked_child():
             raise Unsupported(
-                "this process is a fork of the one that made the allocator, and CUDA does not survive a fork: "
+                "this process is a fork of the one that loaded cumem, and CUDA does not survive a fork: "
                 "start workers with the 'spawn' method and make an allocator there"
             )
+
+    def check_usable(self) -> None:
+        """Raises `Unsupported` in a forked child, `DriverError` once the context is contaminated."""
+        self.refuse_fork()
         broken = self.core.broken
         if broken is not None:
             raise DriverError(
