@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from . import _core, config, tensors
 from .adopt import adopt as adopt_into
-from .errors import InvalidArgument, StateError, WakeUpPartialFailure
+from .errors import CumemError, InvalidArgument, StateError, WakeUpPartialFailure
 from .hooks import Hooks
 from .keeping import address_runs
 from .memory import Memory, Tag, split_policy
 from .reports import AdoptReport, MemoryStats, SleepReport, TagStats, WakeReport
 from .sleeping import Sleep, discard, forget_dead
-from .transition import run_transition, unless_under_way
+from .transition import add_notes, run_transition, unless_under_way
 from .waking import Wake
 
 if TYPE_CHECKING:
@@ -380,12 +381,41 @@ class Allocator:
 
     @contextmanager
     def asleep(self, tags: Iterable[str] | None = None) -> Iterator[SleepReport]:
-        """Sleeps these tags for the body and wakes what it put to sleep, whatever happens inside."""
-        report = self.sleep(tags)
+        """Sleeps these tags for the body and wakes what it put to sleep, whatever happens inside.
+
+        A sleep that raises although it put tags to sleep (Ctrl-C past its decision) is taken back.
+        """
+        names = [tag.name for tag in self._usable().select(tags)]
+        awake = [name for name in names if not self.is_sleeping(name)]
+        try:
+            report = self.sleep(names)
+        except BaseException as error:
+            self._take_back([name for name in awake if self.is_sleeping(name)], error)
+            raise
         try:
             yield report
         finally:
-            self.wake_up(list(report.by_tag))
+            self._wake_again(list(report.by_tag))
+
+    def _take_back(self, names: list[str], error: BaseException) -> None:
+        try:
+            if names:
+                self.wake_up(names)
+        except CumemError as failed:
+            add_notes(error, [failed], f"waking {names} again failed")
+
+    def _wake_again(self, names: list[str]) -> None:
+        if (
+            sys.is_finalizing()
+        ):  # a suspended generator that dies with the interpreter: nobody is left to use the memory
+            return
+        try:
+            self.wake_up(names)
+        except Exception:
+            raise
+        except BaseException:  # interrupted, perhaps before the decision: the memory comes back all the same
+            self.wake_up(names)
+            raise
 
     def trim(self, tag: str | None = None) -> int:
         """Gives back what no live tensor needs: dead segments, and host memory that holds no backup. Bytes given back.
