@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ._core import Extent, SegmentInfo
 from .backends import CpuBackend, DiscardBackend
 from .backends.base import SleepModeBackend
-from .errors import CumemError, FailedSegment, SleepFailure
+from .errors import CumemError, FailedSegment, OutOfHostMemory, SleepFailure
 from .hooks import Hooks, Transition
 from .keeping import AddressRun
 from .memory import Memory, Parked, Tag
@@ -165,8 +165,16 @@ class Sleep:
         return self._report()
 
     def _reserve(self) -> None:
-        for _, backend, extents in self._by_backend():
-            backend.reserve(extents)
+        for part, backend, extents in self._by_backend():
+            try:
+                backend.reserve(extents)
+            except OutOfHostMemory as error:
+                raise OutOfHostMemory(
+                    f"tag {part.tag.name!r}: {error}; nothing was put to sleep",
+                    needed_bytes=error.needed_bytes,
+                    free_bytes=error.free_bytes,
+                    tag=part.tag.name,
+                ) from error
 
     def _save(self) -> None:
         for part, backend, extents in self._by_backend():
@@ -287,6 +295,8 @@ def discard(memory: Memory, hooks: Hooks, tags: list[Tag]) -> Callable[[Shield[S
 
     def body(shield: Shield[SleepReport]) -> SleepReport:
         report = sleep(shield)  # first: it may fail, and then nothing is to be gone
+        if not report.by_tag:  # nothing was awake, so nothing has decided yet
+            shield.decide()
         forgotten = forget_parked(memory, tags)
         by_tag = dict(report.by_tag)
         for tag in tags:
@@ -295,8 +305,6 @@ def discard(memory: Memory, hooks: Hooks, tags: list[Tag]) -> Callable[[Shield[S
                 by_tag[tag.name] = replace(old, discarded_bytes=old.discarded_bytes + forgotten[tag.name])
         total = report.discarded_bytes + sum(forgotten.values())
         return replace(report, discarded_bytes=total, host_bytes=memory.core.host_bytes, by_tag=by_tag)
-        if not report.by_tag:  # nothing was awake, so nothing has decided yet
-            shield.decide()
 
     return body
 
