@@ -14,7 +14,7 @@ from .reports import AdoptReport, MemoryStats, SleepReport, WakeReport
 if TYPE_CHECKING:
     import torch
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a signal handler may ask while it is held
 _options: dict[str, Any] = {}
 _allocator: Allocator | None = None
 
@@ -35,7 +35,8 @@ def default_allocator() -> Allocator:
         return _allocator
     with _lock:
         if _allocator is None:
-            _allocator = Allocator(**_options)
+            made = Allocator(**_options)
+            _allocator = _allocator or made  # a signal handler may have been quicker
         return _allocator
 
 

@@ -67,7 +67,7 @@ class Memory:
         self.context = BackendContext(core)
         self.parked: dict[int, list[Parked]] = {}  # by segment
         self.undefined: set[str] = set()  # tags whose contents nobody restored
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.RLock()  # of what follows; finalizers and signal handlers may ask while it is held
         self._tags: dict[str, Tag] = {}
         self._by_slot: dict[int, str] = {}
 
