@@ -27,6 +27,13 @@ __all__ = ["Allocator"]
 
 _LEVELS = (1, 2)
 _ON_FAILURE = ("partial", "rollback")
+_MAX_BYTES = 2**63 - 1
+
+
+def _checked_bytes(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_BYTES:
+        raise InvalidArgument(f"{name}={value!r} is not a number of bytes: an integer from 0 to {_MAX_BYTES}")
+    return value
 
 
 class Allocator:
@@ -56,14 +63,12 @@ class Allocator:
         margin: int = 0,
         device_timeout: float | None = None,
     ) -> None:
-        for name, value in (("host_budget", host_budget), ("margin", margin), ("device_timeout", device_timeout)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float) or value < 0):
-                raise InvalidArgument(f"{name}={value!r} is not a non-negative number")
+        refuse_fork()
         core = _core.Core(
             config.choose_driver(driver),
-            host_budget_bytes=host_budget,
-            margin_bytes=margin,
-            device_timeout_s=config.device_timeout_s() if device_timeout is None else device_timeout,
+            host_budget_bytes=None if host_budget is None else _checked_bytes("host_budget", host_budget),
+            margin_bytes=_checked_bytes("margin", margin),
+            device_timeout_s=config.device_timeout_s(device_timeout),
         )
         self._memory = Memory(core, 0)
         self._memory.default_device = self._memory.device_index(device)
@@ -376,6 +381,8 @@ class Allocator:
         on return.
         """
         memory = self._usable()
+        if tags is None:  # a call that destroys names what it destroys
+            raise InvalidArgument("discard needs a list of tags; for all of them give tags()")
         selected = memory.select(tags)
         return run_transition(memory, "discard", discard(memory, self.hooks, selected), blocking=blocking)
 

@@ -8,6 +8,7 @@ CUMEM_HOST_DEVICE_BYTES   bytes of each (default 8 GiB)
 
 from __future__ import annotations
 
+import math
 import os
 
 from . import _core
@@ -18,28 +19,41 @@ __all__ = ["DRIVERS", "choose_driver", "device_timeout_s"]
 DRIVERS = ("auto", "cuda", "host")
 
 
-def _positive(name: str, default: float) -> float:
-    text = os.environ.get(name)
-    if text is None:
-        return default
+_MAX_TIMEOUT_S = 1e9  # what a clock in nanoseconds can still add up
+
+
+def _number(text: str | None, default: float) -> float:
     try:
-        value = float(text)
+        return float(default if text is None else text)
     except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise InvalidArgument(f"{name}={text!r} is not a positive number")
-    return value
+        return math.nan
 
 
-def device_timeout_s() -> float:
-    """Seconds that a wait for a device may last. Raises `InvalidArgument` if the variable is not a positive number."""
-    return _positive("CUMEM_DEVICE_TIMEOUT", 60.0)
+def device_timeout_s(given: object = None) -> float:
+    """Seconds that a wait for a device may last: `given`, else the environment's, else 60.
+
+    Raises:
+        InvalidArgument: it is not above 0, or so much that no clock can count it.
+    """
+    text = os.environ.get("CUMEM_DEVICE_TIMEOUT")
+    value = _number(text, 60.0) if given is None else given
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= _MAX_TIMEOUT_S:
+        shown = f"CUMEM_DEVICE_TIMEOUT={text!r}" if given is None else f"device_timeout={given!r}"
+        raise InvalidArgument(f"{shown} is not a number of seconds above 0 and up to {_MAX_TIMEOUT_S:g}")
+    return float(value)
+
+
+def _whole(name: str, default: int) -> int:
+    text = os.environ.get(name)
+    value = _number(text, default)
+    if not 0 < value < 2**63 or not value.is_integer():
+        raise InvalidArgument(f"{name}={text!r} is not a positive whole number")
+    return int(value)
 
 
 def _host_driver() -> _core.Driver:
     return _core.host_driver(
-        device_count=int(_positive("CUMEM_HOST_DEVICES", 2)),
-        device_bytes=int(_positive("CUMEM_HOST_DEVICE_BYTES", 8 << 30)),
+        device_count=_whole("CUMEM_HOST_DEVICES", 2), device_bytes=_whole("CUMEM_HOST_DEVICE_BYTES", 8 << 30)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -20,7 +21,13 @@ _allocator: Allocator | None = None
 
 
 def configure(**options: Any) -> None:
-    """Sets the options of the default allocator, those of `Allocator`. Raises `StateError` once it is in use."""
+    """Sets the options of the default allocator, those of `Allocator`.
+
+    Raises:
+        StateError: it is in use already.
+        TypeError: an option that `Allocator` does not have.
+    """
+    inspect.signature(Allocator).bind(**options)
     with _lock:
         if _allocator is not None:
             raise StateError("the default allocator is in use already: call configure() before anything else")

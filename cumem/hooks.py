@@ -70,9 +70,14 @@ class Hooks:
         """Adds a hook.
 
         Raises:
-            InvalidArgument: the name is taken or empty, no function is given, two for one way, or one is not callable.
+            InvalidArgument: the name is taken, empty or no string, no function is given, two for one way, one is not
+                callable, or the order is no number.
         """
         given = [f for f in (before_sleep, after_sleep, before_wake, after_wake) if f is not None]
+        if not isinstance(name, str):
+            raise InvalidArgument(f"hook name {name!r} is no string")
+        if isinstance(order, bool) or not isinstance(order, int | float):
+            raise InvalidArgument(f"hook {name!r} has order={order!r}, which is no number")
         if not name or name in self._hooks:
             raise InvalidArgument(f"a hook needs a name of its own; {name!r} is {'taken' if name else 'empty'}")
         if not given or not all(callable(function) for function in given):

@@ -38,17 +38,27 @@ def _tensors(keep: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield item
 
 
+def _listed(keep: Any) -> list[Any]:
+    import torch
+
+    if isinstance(keep, torch.Tensor | torch.nn.Module) or not isinstance(keep, Iterable):
+        raise InvalidArgument(
+            f"keep takes a list of tensors and modules, not a {type(keep).__name__}: put it in a list"
+        )
+    return list(keep)
+
+
 def address_runs(keep: Iterable[Any]) -> list[AddressRun]:
     """The memory that these tensors, and these modules' buffers, can address.
 
     Memory that is not asleep afterwards (native, or of a tag that is not put to sleep) needs no saving; it is ignored.
 
     Raises:
-        InvalidArgument: something else than a tensor or a module; nothing changed.
+        InvalidArgument: something else than a list of tensors and modules; nothing changed.
     """
-    items = list(keep)
-    if not items:
+    if isinstance(keep, tuple | list) and not keep:
         return []
+    items = _listed(keep)
     runs = []
     for tensor in _tensors(items):
         if tensor.numel() > 0:

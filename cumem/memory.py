@@ -105,7 +105,8 @@ class Memory:
         """
         if not isinstance(name, str) or not name:
             raise InvalidArgument(f"tag={name!r} is not a non-empty string")
-        policy = None if backend is None and not options else split_policy(backend or "cpu", options or {})
+        asked = backend is not None or options
+        policy = split_policy("cpu" if backend is None else backend, options or {}) if asked else None
         with self._lock:
             tag = self._tags.get(name)
             if tag is None:
@@ -147,10 +148,12 @@ class Memory:
         """These tags, or all; each once, in order. Raises `UnknownTag` before anything changes."""
         if isinstance(names, str):
             raise InvalidArgument(f"tags={names!r} is a string; give a list: [{names!r}]")
+        if names is not None and not isinstance(names, Iterable):
+            raise InvalidArgument(f"tags={names!r} is no list of tags")
         if names is None:
             with self._lock:
                 return list(self._tags.values())
-        return [self.tag(name) for name in dict.fromkeys(names)]
+        return list({tag.name: tag for tag in map(self.tag, names)}.values())
 
     def slot(self, tag: str) -> int:
         """The tag's slot. Raises `UnknownTag`."""
