@@ -63,7 +63,7 @@ class Allocator:
         margin: int = 0,
         device_timeout: float | None = None,
     ) -> None:
-        refuse_fork()
+        Memory.refuse_fork()
         core = _core.Core(
             config.choose_driver(driver),
             host_budget_bytes=None if host_budget is None else _checked_bytes("host_budget", host_budget),
