@@ -9,10 +9,11 @@ import typer
 
 from cumem import __version__
 from cumem.cli.demo import demo
+from cumem.cli.doctor import doctor
 
 __all__ = ["COMMANDS", "app"]
 
-COMMANDS: tuple[Callable[..., None], ...] = (demo,)
+COMMANDS: tuple[Callable[..., None], ...] = (demo, doctor)
 
 app = typer.Typer(
     help="GPU memory that goes away and comes back without changing one address.",
