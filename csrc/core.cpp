@@ -404,6 +404,7 @@ Status Core::move_backups(Move::Kind kind, const std::vector<Extent>& extents) {
   Status status = move(kind, extents, hosts, 0, &in_flight);
   if (in_flight) {
     std::vector<SegmentId> ids;
+    ids.reserve(extents.size());
     for (const Extent& extent : extents) ids.push_back(extent.segment);
     Abandoned abandoned{devices_of(table_.claimed(ids)), std::move(blocks).value()};
     const Lock lock(mutex_);

@@ -19,10 +19,12 @@ void for_each_index(unsigned threads, std::size_t count, Work work) {
     for (std::size_t i = next++; i < count; i = next++) work(i);
   };
   std::vector<std::thread> others;
-  try {
-    for (std::size_t i = 1; i < std::min<std::size_t>(threads, count); ++i) others.emplace_back(loop);
-  } catch (const std::system_error&) {
-    // The system gives no more threads: those there are do the work.
+  for (std::size_t i = 1; i < std::min<std::size_t>(threads, count); ++i) {
+    try {
+      others.emplace_back(loop);
+    } catch (const std::system_error&) {
+      break;  // the system gives no more threads: those there are do the work
+    }
   }
   loop();
   for (std::thread& other : others) other.join();

@@ -15,13 +15,13 @@ struct Leaked {
 
 std::atomic<Leaked*> leaked{nullptr};  // all that was leaked stays reachable from here: leak checkers report it not
 std::atomic<bool> exiting{false};
-const pid_t loader = getpid();
+const pid_t kLoader = getpid();
 
 }  // namespace
 
 void mark_exiting() { exiting.store(true); }
 
-bool is_forked_child() { return getpid() != loader; }
+bool is_forked_child() { return getpid() != kLoader; }
 
 bool may_call_driver() { return !exiting.load() && !is_forked_child(); }
 

@@ -118,9 +118,9 @@ void SegmentTable::bury_if_dead(const SegmentPtr& segment) {
 }
 
 void SegmentTable::erase(const SegmentPtr& segment) {
-  const SegmentPtr keep = segment;  // `segment` may be a reference into the maps
-  by_id_.erase(keep->id);
-  by_address_.erase(keep->address().value);
+  const std::uint64_t address = segment->address().value;
+  by_id_.erase(segment->id);  // `segment` may lie in a map: the first erase may end it
+  by_address_.erase(address);
 }
 
 std::vector<SegmentPtr> SegmentTable::claim(const std::vector<SegmentId>& ids) {

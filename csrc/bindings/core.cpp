@@ -36,6 +36,7 @@ std::vector<SegmentId> segment_ids(const Ids& ids) {
 
 std::vector<Device> devices_of(const std::vector<int>& ordinals) {
   std::vector<Device> devices;
+  devices.reserve(ordinals.size());
   for (const int ordinal : ordinals) devices.push_back(Device{ordinal});
   return devices;
 }
