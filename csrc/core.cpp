@@ -144,6 +144,7 @@ Result<SegmentPtr> Core::make_segment(SlotId slot, std::uint64_t size, const All
   segment->slot = slot;
   segment->properties = properties;
   segment->range = std::move(range).value();
+  segment->backing = {{0, size}};
   const Status backed = back_once(*segment, access);
   if (backed.ok()) return segment;
   segment->owned = false;
@@ -151,7 +152,7 @@ Result<SegmentPtr> Core::make_segment(SlotId slot, std::uint64_t size, const All
   return backed;
 }
 
-Result<DeviceAddress> Core::malloc(SlotId slot, std::uint64_t size, Device device, bool shareable) {
+Result<DeviceAddress> Core::malloc(SlotId slot, std::uint64_t size, Device device, bool shareable, bool captured) {
   auto known = facts(device);
   if (!known.ok()) return noted(known.status());
   const DeviceFacts& device_facts = known.value();
@@ -162,15 +163,16 @@ Result<DeviceAddress> Core::malloc(SlotId slot, std::uint64_t size, Device devic
   if (size == 0 || !rounded) {
     return Status(Code::kInvalidValue, "malloc", "a segment of " + std::to_string(size) + " bytes cannot be made");
   }
-  if (table_.dead_bytes() >= kDeadBytesLimit) (void)reap();
+  if (table_.dead_bytes() >= kDeadBytesLimit) (void)reap(true);
   const AllocationProperties properties{device, shareable, device_facts.rdma};
   auto made = make_segment(slot, *rounded, properties, device_facts.access);
   if (!made.ok() && made.status().code() == Code::kOutOfDeviceMemory) {
-    const auto reaped = reap();
+    const auto reaped = reap(true);
     if (reaped.ok() && reaped.value() > 0) made = make_segment(slot, *rounded, properties, device_facts.access);
   }
   if (!made.ok()) return noted(made.status());
   const DeviceAddress address = made.value()->address();
+  made.value()->captured = captured;
   table_.insert(std::move(made).value());
   return address;
 }
@@ -180,10 +182,17 @@ Status Core::free(DeviceAddress address) {
   if (!dropped.ok()) return dropped.status();
   const SegmentPtr segment = std::move(dropped).value();
   if (!segment) return {};
-  Status status = segment->mappings.empty() ? Status() : driver_->synchronize(segment->properties.device);
+  Status status = segment->mappings.empty() ? Status() : driver_->fence(segment->properties.device);
   if (status.ok()) status = destroy(segment);
   if (!status.ok()) table_.put_dead(segment);
   return noted(status);
+}
+
+Status Core::free_later(DeviceAddress address) {
+  auto dropped = table_.drop_owner(address);
+  if (!dropped.ok()) return dropped.status();
+  if (dropped.value()) table_.put_dead(std::move(dropped).value());
+  return {};
 }
 
 Result<std::unique_ptr<BlockHold>> Core::add_block(DeviceAddress address, std::uint64_t offset, std::uint64_t length) {
@@ -202,12 +211,12 @@ Status Core::destroy(const SegmentPtr& segment) {
   return {};
 }
 
-Result<std::uint64_t> Core::reap() {
+Result<std::uint64_t> Core::reap(bool beside_capture) {
   release_abandoned();
   Status first = close_orphans();
   std::vector<SegmentPtr> dead = table_.take_dead();
   if (!dead.empty()) {
-    const Status waited = waiter_.wait(devices_of(dead));
+    const Status waited = waiter_.wait(devices_of(dead), beside_capture);
     if (!waited.ok()) {
       for (SegmentPtr& segment : dead) table_.put_dead(std::move(segment));
       return noted(waited);
@@ -215,7 +224,7 @@ Result<std::uint64_t> Core::reap() {
   }
   std::uint64_t bytes = 0;
   for (SegmentPtr& segment : dead) {
-    const std::uint64_t mapped = segment->mapped() ? segment->size() : 0;
+    const std::uint64_t mapped = segment->mapped() ? segment->backing_bytes() : 0;
     const Status status = destroy(segment);
     if (status.ok()) {
       bytes += mapped;
@@ -271,7 +280,9 @@ std::vector<SegmentId> Core::claim(const std::vector<SegmentId>& ids) {
   return held;
 }
 
-Status Core::wait_devices(const std::vector<Device>& devices) { return noted(waiter_.wait(devices)); }
+Status Core::wait_devices(const std::vector<Device>& devices, bool beside_capture) {
+  return noted(waiter_.wait(devices, beside_capture));
+}
 
 Result<MemoryInfo> Core::memory_info(Device device) {
   auto info = driver_->memory_info(device);
@@ -315,9 +326,19 @@ std::vector<Outcome> Core::unmap(const std::vector<SegmentId>& ids) {
 // On an error the segment has no mapping, or leftovers that the next call removes first.
 Status Core::back_once(Segment& segment, const std::vector<Device>& access) {
   CUMEM_RETURN_IF_ERROR(unmap_all(segment));
-  auto memory = PhysicalMemory::create(driver_, segment.size(), segment.properties);
+  for (const Run& run : segment.backing) {
+    const Status status = back_run(segment, run, access);
+    if (status.ok()) continue;
+    (void)unmap_all(segment);
+    return status;
+  }
+  return {};
+}
+
+Status Core::back_run(Segment& segment, const Run& run, const std::vector<Device>& access) {
+  auto memory = PhysicalMemory::create(driver_, run.length, segment.properties);
   if (!memory.ok()) return memory.status();
-  auto mapping = Mapping::map(driver_, segment.address(), memory.value());
+  auto mapping = Mapping::map(driver_, segment.address() + run.offset, memory.value());
   if (!mapping.ok()) {
     if (!memory.value().close().ok()) keep_orphan(std::move(memory).value());
     return mapping.status();
@@ -325,6 +346,20 @@ Status Core::back_once(Segment& segment, const std::vector<Device>& access) {
   const Status status = mapping.value().set_access(access);
   if (status.ok() || !mapping.value().close().ok()) segment.mappings.push_back(std::move(mapping).value());
   return status;
+}
+
+Status Core::set_backing(SegmentId id, const std::vector<Run>& runs) {
+  const auto held = table_.claimed({id});
+  if (held.empty()) return Status(Code::kNotFound, "set_backing", "segment " + std::to_string(id.value) + " is not claimed");
+  const SegmentPtr& segment = held.front();
+  if (segment->properties.exportable || segment->captured || table_.state(segment) != SegmentState::kAsleep) {
+    return Status(Code::kWrongState, "set_backing",
+                  "segment " + std::to_string(id.value) + " is shareable, captured or not asleep: it keeps its pages");
+  }
+  auto known = facts(segment->properties.device);
+  if (!known.ok()) return noted(known.status());
+  table_.set_backing(segment, page_runs(runs, segment->size(), known.value().granularity_bytes));
+  return {};
 }
 
 Status Core::back(Segment& segment) {
@@ -379,8 +414,9 @@ Status Core::move(Move::Kind kind, const std::vector<Extent>& extents, const std
         return Status(Code::kNotFound, "copy", "segment " + std::to_string(extent.segment.value) + " is not claimed");
       segment = found.front();
     }
-    if (extent.offset > segment->size() || extent.length > segment->size() - extent.offset) {
-      return Status(Code::kInvalidValue, "copy", "an extent leaves segment " + std::to_string(extent.segment.value));
+    if (!segment->has_pages({extent.offset, extent.length})) {
+      return Status(Code::kInvalidValue, "copy",
+                    "an extent leaves the pages of segment " + std::to_string(extent.segment.value));
     }
     const SegmentState state = table_.state(segment);
     if (state != SegmentState::kResident && state != SegmentState::kMoving) {

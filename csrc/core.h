@@ -77,12 +77,16 @@ class Core : public std::enable_shared_from_this<Core> {
 
   // A resident segment of `size` bytes rounded up to the granularity. Reaps first when much is dead or memory is short.
   // kOutOfDeviceMemory (needed, free), kInvalidValue (0, overflow, no such device): nothing changed.
-  Result<DeviceAddress> malloc(SlotId slot, std::uint64_t size, Device device, bool shareable);
+  // `captured`: a CUDA graph being captured will hold the address; the segment then keeps all its pages, live or not.
+  Result<DeviceAddress> malloc(SlotId slot, std::uint64_t size, Device device, bool shareable, bool captured = false);
 
   // Legal in every state. Complete on return, unless a transition or a block holds the segment: then a later reap()
   // ends it. Waits for the device as cudaFree does, without a deadline and without a hand-over to a thread: it is on
   // torch's path. kNotFound: not an address that malloc gave and free did not take.
   Status free(DeviceAddress address);
+
+  // The same without any wait: what would need one goes to the next reap().
+  Status free_later(DeviceAddress address);
 
   Result<std::unique_ptr<BlockHold>> add_block(DeviceAddress address, std::uint64_t offset, std::uint64_t length);
 
@@ -94,14 +98,15 @@ class Core : public std::enable_shared_from_this<Core> {
 
   // Destroys what died; waits for the devices once. The bytes given back. After an error the rest stays for the next
   // call.
-  Result<std::uint64_t> reap();
+  // `beside_capture`: see DeviceWaiter.
+  Result<std::uint64_t> reap(bool beside_capture = false);
   [[nodiscard]] std::uint64_t dead_bytes() const { return table_.dead_bytes(); }
 
   // --- transitions; the caller holds claims on the segments, and is alone ---
 
   std::vector<SegmentId> claim(const std::vector<SegmentId>& ids);
   void unclaim(const std::vector<SegmentId>& ids) { table_.unclaim(ids); }
-  Status wait_devices(const std::vector<Device>& devices);
+  Status wait_devices(const std::vector<Device>& devices, bool beside_capture = false);
   Result<MemoryInfo> memory_info(Device device);  // of the whole device, other processes included
 
   // resident or moving -> asleep, each segment by itself. pre: the device was waited for.
@@ -112,6 +117,10 @@ class Core : public std::enable_shared_from_this<Core> {
   std::vector<Outcome> map(const std::vector<SegmentId>& ids);
 
   void settle(const std::vector<SegmentId>& ids);  // moving -> resident
+
+  // What the next map() gives pages to: `runs`, rounded outwards to the granularity. pre: asleep.
+  // kWrongState for segments that keep one layout for ever: shareable ones, and those made during a capture.
+  Status set_backing(SegmentId id, const std::vector<Run>& runs);
 
   Status fill(const std::vector<Extent>& extents, std::uint8_t byte);
 
@@ -161,8 +170,9 @@ class Core : public std::enable_shared_from_this<Core> {
   Status keep_margin(std::uint64_t size, Device device);
   Result<SegmentPtr> make_segment(SlotId slot, std::uint64_t size, const AllocationProperties& properties,
                                   const std::vector<Device>& access);
-  Status back(Segment& segment);  // pages, mapping and access for the whole range
+  Status back(Segment& segment);  // pages, mapping and access for its backing
   Status back_once(Segment& segment, const std::vector<Device>& access);
+  Status back_run(Segment& segment, const Run& run, const std::vector<Device>& access);
   Status unmap_all(Segment& segment);  // until the first failure
   Status destroy(const SegmentPtr& segment);
   void keep_orphan(PhysicalMemory memory);

@@ -6,6 +6,7 @@
 #include <string>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "process.h"
 
@@ -22,6 +23,7 @@ struct DeviceWaiter::Worker {
   std::uint64_t asked = 0;
   std::uint64_t done = 0;
   bool stop = false;
+  bool fence = false;   // some wait of the next round is beside a capture
   bool inside = false;  // in the driver
   Status status;        // of round `done`
   std::thread thread;
@@ -32,9 +34,10 @@ struct DeviceWaiter::Worker {
       wake.wait(lock, [this] { return stop || asked > done; });
       if (stop) return;
       const std::uint64_t round = asked;
+      const bool by_fence = std::exchange(fence, false);
       inside = true;
       lock.unlock();
-      Status result = driver->synchronize(device);
+      Status result = by_fence ? driver->fence(device) : driver->synchronize(device);
       lock.lock();
       inside = false;
       status = std::move(result);
@@ -95,12 +98,13 @@ Result<std::shared_ptr<DeviceWaiter::Worker>> DeviceWaiter::worker(Device device
   return made;
 }
 
-Status DeviceWaiter::wait(Device device) {
+Status DeviceWaiter::wait(Device device, bool beside_capture) {
   const auto found = worker(device);
   if (!found.ok()) return found.status();
   const std::shared_ptr<Worker>& held = found.value();
   std::unique_lock<std::mutex> lock(held->mutex);
   const std::uint64_t ticket = ++held->asked;
+  held->fence = held->fence || beside_capture;
   held->wake.notify_one();
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
   if (!held->finished.wait_until(lock, deadline, [&] { return held->done >= ticket; })) {
@@ -111,11 +115,11 @@ Status DeviceWaiter::wait(Device device) {
   return held->status;
 }
 
-Status DeviceWaiter::wait(const std::vector<Device>& devices) {
+Status DeviceWaiter::wait(const std::vector<Device>& devices, bool beside_capture) {
   std::vector<Device> distinct = devices;
   std::sort(distinct.begin(), distinct.end());
   distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
-  for (const Device device : distinct) CUMEM_RETURN_IF_ERROR(wait(device));
+  for (const Device device : distinct) CUMEM_RETURN_IF_ERROR(wait(device, beside_capture));
   return {};
 }
 

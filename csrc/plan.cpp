@@ -30,6 +30,22 @@ std::vector<Run> live_runs(std::vector<Run> blocks, std::uint64_t segment_size, 
   return runs;
 }
 
+std::vector<Run> page_runs(const std::vector<Run>& runs, std::uint64_t segment_size, std::uint64_t page_bytes) {
+  std::vector<Run> pages;
+  for (const Run& run : runs) {
+    if (run.length == 0) continue;
+    const std::uint64_t begin = run.offset / page_bytes * page_bytes;
+    const std::uint64_t end = std::min(align_up(run.offset + run.length, page_bytes), segment_size);
+    if (!pages.empty() && begin <= pages.back().offset + pages.back().length) {
+      Run& last = pages.back();
+      last.length = std::max(last.offset + last.length, end) - last.offset;
+    } else {
+      pages.push_back({begin, end - begin});
+    }
+  }
+  return pages;
+}
+
 SlabPlan plan_slabs(const std::vector<std::uint64_t>& sizes, std::uint64_t target_bytes, std::uint64_t page_bytes) {
   SlabPlan plan;
   plan.places.reserve(sizes.size());

@@ -19,8 +19,11 @@ SegmentInfo info_of(const Segment& segment) {
   info.slot = segment.slot;
   info.address = segment.address();
   info.size = segment.size();
+  info.backing_bytes = segment.backing_bytes();
   info.device = segment.properties.device;
   info.shareable = segment.properties.exportable;
+  info.owned = segment.owned;
+  info.captured = segment.captured;
   info.state = segment.state;
   info.live_bytes = sum_lengths(live_runs(segment.live_blocks(), segment.size(), 0));
   return info;
@@ -161,6 +164,11 @@ void SegmentTable::set_state(const SegmentPtr& segment, SegmentState state) {
   segment->state = state;
 }
 
+void SegmentTable::set_backing(const SegmentPtr& segment, std::vector<Run> backing) {
+  const Lock lock(mutex_);
+  segment->backing = std::move(backing);
+}
+
 SegmentState SegmentTable::state(const SegmentPtr& segment) const {
   const Lock lock(mutex_);
   return segment->state;
@@ -179,7 +187,7 @@ void SegmentTable::put_dead(SegmentPtr segment) {
 std::uint64_t SegmentTable::dead_bytes() const {
   const Lock lock(mutex_);
   std::uint64_t sum = 0;
-  for (const SegmentPtr& segment : dead_) sum += segment->mapped() ? segment->size() : 0;
+  for (const SegmentPtr& segment : dead_) sum += segment->mapped() ? segment->backing_bytes() : 0;
   return sum;
 }
 
@@ -209,7 +217,7 @@ std::string SegmentTable::check_valid() const {
     if (segment->claims > 0) continue;  // its pages are moving
     std::uint64_t mapped = 0;
     for (const Mapping& mapping : segment->mappings) mapped += mapping.mapped() ? mapping.size() : 0;
-    if (segment->mapped() && mapped != segment->size())
+    if (segment->mapped() && mapped != segment->backing_bytes())
       return name + " is " + state_name(segment->state) + " but not mapped";
     if (segment->state == SegmentState::kAsleep && mapped != 0) return name + " is asleep but mapped";
   }

@@ -31,13 +31,16 @@ struct SegmentInfo {
   SlotId slot;
   DeviceAddress address;
   std::uint64_t size = 0;
+  std::uint64_t backing_bytes = 0;  // what has pages, or gets them at the next map
   Device device;
   bool shareable = false;
+  bool owned = false;     // by the one who called malloc; else its blocks keep it
+  bool captured = false;  // made while a stream was captured
   SegmentState state = SegmentState::kResident;
   std::uint64_t live_bytes = 0;
 
   [[nodiscard]] std::uint64_t mapped_bytes() const {
-    return state == SegmentState::kResident || state == SegmentState::kMoving ? size : 0;
+    return state == SegmentState::kResident || state == SegmentState::kMoving ? backing_bytes : 0;
   }
 };
 
@@ -65,6 +68,7 @@ class SegmentTable {
   [[nodiscard]] std::vector<SegmentPtr> claimed(const std::vector<SegmentId>& ids) const;
 
   void set_state(const SegmentPtr& segment, SegmentState state);
+  void set_backing(const SegmentPtr& segment, std::vector<Run> backing);
   [[nodiscard]] SegmentState state(const SegmentPtr& segment) const;
 
   [[nodiscard]] std::vector<SegmentPtr> take_dead();

@@ -18,6 +18,7 @@ from .default import (
     is_resident,
     is_sleeping,
     mark_loaded,
+    region,
     set_policy,
     sleep,
     state,
@@ -46,6 +47,7 @@ from .errors import (
     WakeUpPartialFailure,
 )
 from .hooks import Transition
+from .region import Region, RegionReport, exclude
 from .reports import AdoptReport, MemoryStats, SleepReport, TagSleep, TagStats, TagWake, WakeReport
 
 __all__ = [
@@ -61,6 +63,8 @@ __all__ = [
     "MemoryStats",
     "OutOfDeviceMemory",
     "OutOfHostMemory",
+    "Region",
+    "RegionReport",
     "SleepFailure",
     "SleepReport",
     "StateError",
@@ -83,12 +87,14 @@ __all__ = [
     "discard",
     "empty",
     "errors",
+    "exclude",
     "full",
     "hooks",
     "host_view",
     "is_resident",
     "is_sleeping",
     "mark_loaded",
+    "region",
     "set_policy",
     "sleep",
     "state",

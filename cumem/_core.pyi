@@ -41,7 +41,16 @@ class SegmentInfo:
     @property
     def device(self) -> int: ...
     @property
+    def backing_bytes(self) -> int:
+        """Bytes that have pages, or get them at the next map."""
+    @property
     def shareable(self) -> bool: ...
+    @property
+    def owned(self) -> bool:
+        """Whether whoever called malloc still holds it; else its blocks do."""
+    @property
+    def captured(self) -> bool:
+        """Whether it was made while a stream was captured."""
     @property
     def state(self) -> str:
         """ "resident", "asleep", "moving" or "lost"."""
@@ -113,6 +122,8 @@ class Driver:
     def memory_info(self, device: int) -> tuple[int, int]:
         """(free, total) bytes of the whole device."""
     def can_access_peer(self, source: int, target: int) -> bool: ...
+    def is_capturing(self, stream: int) -> bool:
+        """Whether the stream with this native handle is being captured into a graph."""
     def launch_fill(self, address: int, byte: int, size: int) -> None:
         """Queues a fill on a side stream of the address's device and returns at once: work in flight, for tests."""
 
@@ -177,7 +188,7 @@ class Core:
     def segments(self, slot: int | None = ...) -> list[SegmentInfo]: ...
     def live_extents(self, segments: Sequence[int]) -> list[Extent]:
         """Runs of live bytes; holes under 16 MiB belong to a run."""
-    def reap(self) -> int:
+    def reap(self, *, beside_capture: bool = ...) -> int:
         """Frees what has died since; the bytes given back to the device."""
     @property
     def dead_bytes(self) -> int:
@@ -187,8 +198,11 @@ class Core:
     def claim(self, segments: Sequence[int]) -> list[int]:
         """Holds segments against destruction until `unclaim`; those that still exist."""
     def unclaim(self, segments: Sequence[int]) -> None: ...
-    def wait_devices(self, devices: Sequence[int]) -> None:
-        """Waits for all work of these devices. Raises `DeviceBusy` at the deadline, nothing changed."""
+    def wait_devices(self, devices: Sequence[int], *, beside_capture: bool = ...) -> None:
+        """Waits for all work of these devices. Raises `DeviceBusy` at the deadline, nothing changed.
+
+        `beside_capture`: a capture is known to be under way on some thread: wait in the way that leaves it alone.
+        """
     def memory_info(self, device: int) -> tuple[int, int]:
         """(free, total) bytes of the whole device, other processes included."""
     def unmap(self, segments: Sequence[int]) -> list[Outcome]:
@@ -197,6 +211,11 @@ class Core:
         """asleep -> moving."""
     def settle(self, segments: Sequence[int]) -> None:
         """moving -> resident."""
+    def set_backing(self, segment: int, runs: Sequence[tuple[int, int]]) -> None:
+        """What the next `map` of an asleep segment gives pages to: (offset, length) runs, rounded outwards.
+
+        Raises `StateError` for segments that keep one layout: shareable ones, and those made during a capture.
+        """
     def fill(self, extents: Sequence[Extent], byte: int) -> None: ...
 
     # --- backups ---
@@ -236,6 +255,24 @@ def host_headroom(system_too: bool, root: str = ...) -> tuple[int, str]:
 
 def is_forked_child() -> bool:
     """Whether this process is a fork of the one that loaded the library."""
+
+def torch_entry(core: Core, slot: int) -> int:
+    """An entry of the table of mallocs for torch. Raises `Unsupported` once all are taken."""
+
+def torch_malloc_address(entry: int) -> int:
+    """The address of that entry's malloc: `void* (size_t size, int device, cudaStream_t stream)`."""
+
+def torch_free_address() -> int:
+    """The address of the one free: `void (void* pointer, size_t size, int device, cudaStream_t stream)`."""
+
+def check_torch_entry(entry: int) -> None:
+    """Raises why the entry's last malloc gave null, if not for lack of memory; forgets it."""
+
+def live_runs(blocks: Sequence[tuple[int, int]], segment_size: int) -> list[tuple[int, int]]:
+    """The runs that cover these (offset, length) blocks; holes under 16 MiB belong to a run."""
+
+def immortalize(thing: object) -> None:
+    """Takes a reference that is never given back: the object outlives the interpreter."""
 
 def mark_exiting() -> None:
     """From now on deleters leak instead of calling the driver. Registered with `atexit` at import."""

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import _core, config, tensors
+from . import _core, config, tensors, torch_glue
 from .adopt import adopt as adopt_into
 from .errors import CumemError, InvalidArgument, StateError, WakeUpPartialFailure
 from .hooks import Hooks
 from .keeping import address_runs
 from .memory import Memory, Tag, split_policy
+from .region import Region, as_devices, default_tag
 from .reports import AdoptReport, MemoryStats, SleepReport, TagStats, WakeReport
 from .sleeping import Sleep, discard, forget_dead
 from .transition import add_notes, run_transition, unless_under_way
@@ -106,7 +107,7 @@ class Allocator:
         self,
         *shape: Any,
         dtype: torch.dtype | None = None,
-        tag: str,
+        tag: str | None = None,
         backend: str | None = None,
         device: int | str | torch.device | None = None,
         shareable: bool = False,
@@ -116,7 +117,7 @@ class Allocator:
         Args:
             shape: integers, or one sequence of them.
             dtype: None is torch's default.
-            tag: made if it is new, with `backend`.
+            tag: made if it is new, with `backend`. None is that of this thread's innermost region.
             backend: None is the tag's own, "cpu" for a new tag.
             device: None is the allocator's.
             shareable: pages that can be exported to other processes; a wake makes them so again.
@@ -131,6 +132,7 @@ class Allocator:
         """
         memory = self._usable()
         index = memory.device_index(device)
+        tag = default_tag(memory, tag)
         memory.ensure_tag(tag, backend)
         return tensors.empty(memory, shape, dtype=dtype, tag=tag, device=index, shareable=shareable)
 
@@ -138,7 +140,7 @@ class Allocator:
         self,
         *shape: Any,
         dtype: torch.dtype | None = None,
-        tag: str,
+        tag: str | None = None,
         backend: str | None = None,
         device: int | str | torch.device | None = None,
         shareable: bool = False,
@@ -146,6 +148,7 @@ class Allocator:
         """As `empty`, filled with zeros on the current stream."""
         memory = self._usable()
         index = memory.device_index(device)
+        tag = default_tag(memory, tag)
         memory.ensure_tag(tag, backend)
         return tensors.zeros(memory, shape, dtype=dtype, tag=tag, device=index, shareable=shareable)
 
@@ -154,7 +157,7 @@ class Allocator:
         *shape: Any,
         fill_value: complex | bool,
         dtype: torch.dtype | None = None,
-        tag: str,
+        tag: str | None = None,
         backend: str | None = None,
         device: int | str | torch.device | None = None,
         shareable: bool = False,
@@ -162,12 +165,13 @@ class Allocator:
         """As `empty`, filled with `fill_value` on the current stream."""
         memory = self._usable()
         index = memory.device_index(device)
+        tag = default_tag(memory, tag)
         memory.ensure_tag(tag, backend)
         return tensors.full(
             memory, shape, fill_value=fill_value, dtype=dtype, tag=tag, device=index, shareable=shareable
         )
 
-    def adopt(self, obj: Any, tag: str, backend: str | None = None) -> AdoptReport:
+    def adopt(self, obj: Any, tag: str | None = None, backend: str | None = None) -> AdoptReport:
         """Moves existing tensors into `tag`, packed; see `cumem.adopt.adopt` for what is kept and what is refused.
 
         Raises:
@@ -178,6 +182,7 @@ class Allocator:
             StateError: a tensor belongs to another tag; the tag has another backend.
         """
         memory = self._usable()
+        tag = default_tag(memory, tag)
         memory.ensure_tag(tag, backend)
         return adopt_into(memory, obj, tag)
 
@@ -203,6 +208,42 @@ class Allocator:
     def assert_resident(self, *objects: Any) -> None:
         """Raises `AsleepError`, naming the tag, if any of these tensors' or modules' memory may not be touched."""
         tensors.assert_resident(self._asked(), *objects)
+
+    def region(
+        self,
+        tag: str,
+        *,
+        backend: str | None = None,
+        scope: str = "thread",
+        devices: Sequence[Any] | None = None,
+        **policy: Any,
+    ) -> Region:
+        """`with allocator.region(tag):` puts what torch allocates on CUDA in the body into the tag.
+
+        Everything that this thread's torch code allocates is caught, temporaries and library workspaces too; cuBLAS's
+        workspaces and the generators' tensors are made natively before. Regions nest: the innermost wins. A region
+        may be
+        entered again later by another call; until a sleep or `trim` both share a pool. Keep regions short: while one
+        is open torch (up to 2.12) gives nothing back on that device, in any thread.
+
+        Args:
+            tag: made if it is new.
+            backend: None is the tag's own, "cpu" for a new tag; with `policy` its options. See `set_policy`.
+            scope: "thread", or "process" for every thread's allocations, autograd's too; one such region a device.
+            devices: those whose allocations are caught; None is torch's current one.
+
+        Raises:
+            StateError: the tag has another policy; a process-wide region beside another one; later, at a `sleep` of
+            the tag in
+                another thread.
+            Unsupported: torch's allocator back end cannot be routed.
+
+        On the host driver only the tag and its policy are set: for `empty` and `adopt`, which take the innermost
+        region's tag where none is given.
+        """
+        memory = self._usable()
+        made = memory.ensure_tag(tag, backend, policy)
+        return Region(memory, made, scope, as_devices(memory, devices))
 
     # --- policies and state ---
 
@@ -257,7 +298,7 @@ class Allocator:
         """Device bytes that `wake_up(tags)` would map. Raises `UnknownTag`."""
         self._asked()
         return sum(
-            info.size
+            info.backing_bytes
             for tag in self._memory.select(tags)
             for info in self._memory.core.segments(tag.slot)
             if info.state in ("asleep", "lost")
@@ -285,9 +326,16 @@ class Allocator:
             segments=len(infos),
             virtual_bytes=sum(info.size for info in infos),
             mapped_bytes=sum(info.mapped_bytes for info in infos),
-            live_bytes=sum(info.live_bytes for info in infos),
+            live_bytes=sum(self._live_bytes(infos)),
             backup_bytes=sum(core.backup_bytes(info.id) for info in infos),
         )
+
+    def _live_bytes(self, infos: list[_core.SegmentInfo]) -> Iterator[int]:
+        pools = self._memory.pools
+        known = {} if pools is None else pools.live_runs(infos)  # torch's segments: what torch says lives in them
+        for info in infos:
+            runs = known.get(info.id)
+            yield info.live_bytes if runs is None else sum(length for _, length in runs)
 
     @property
     def driver_name(self) -> str:
@@ -427,11 +475,17 @@ class Allocator:
     def trim(self, tag: str | None = None) -> int:
         """Gives back what no live tensor needs: dead segments, and host memory that holds no backup. Bytes given back.
 
-        Waits for the device. Raises `UnknownTag`, `DeviceBusy` (nothing changed).
+        Seals the pools of the tag, or of all: later regions get fresh ones. While any region is open on the device,
+        torch up to 2.12 keeps its dead segments until a later trim. Waits for the device.
+
+        Raises:
+            UnknownTag, StateError (a thread has a region of the tag open), DeviceBusy: nothing changed.
         """
         memory = self._usable()
-        if tag is not None:
-            memory.tag(tag)
-        reaped = memory.core.reap()
+        before = sum(info.mapped_bytes for info in memory.core.segments()) + memory.core.dead_bytes
+        memory.seal_pools(memory.select(None if tag is None else [tag]))
+        torch_glue.empty_cache()  # torch hands back what is dead in sealed pools
+        memory.reap()
+        after = sum(info.mapped_bytes for info in memory.core.segments()) + memory.core.dead_bytes
         unless_under_way(lambda: forget_dead(memory))  # else backends keep what died asleep until the next transition
-        return reaped + memory.core.trim_host()
+        return max(0, before - after) + memory.core.trim_host()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .allocator import Allocator
 from .errors import StateError
+from .region import Region
 from .reports import AdoptReport, MemoryStats, SleepReport, WakeReport
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def full(*shape: Any, **options: Any) -> torch.Tensor:
     return default_allocator().full(*shape, **options)
 
 
-def adopt(obj: Any, tag: str, backend: str | None = None) -> AdoptReport:
+def adopt(obj: Any, tag: str | None = None, backend: str | None = None) -> AdoptReport:
     """See `Allocator.adopt`."""
     return default_allocator().adopt(obj, tag, backend)
 
@@ -100,6 +101,11 @@ def is_resident(t: torch.Tensor) -> bool:
 def assert_resident(*objects: Any) -> None:
     """See `Allocator.assert_resident`."""
     default_allocator().assert_resident(*objects)
+
+
+def region(tag: str, **options: Any) -> Region:
+    """See `Allocator.region`."""
+    return default_allocator().region(tag, **options)
 
 
 def set_policy(tag: str, backend: str, **options: Any) -> None:

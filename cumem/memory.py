@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from . import _core, backends, torch_glue
 from .backends.base import BackendContext, SleepModeBackend
 from .errors import DriverError, InvalidArgument, OutOfDeviceMemory, StateError, UnknownTag, Unsupported
+from .pools import Pools
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +66,7 @@ class Memory:
         self.device_type = core.driver.device_type
         self.default_device = default_device
         self.context = BackendContext(core)
+        self.pools = Pools(core) if core.driver.device_type == "cuda" else None  # torch cannot be routed elsewhere
         self.parked: dict[int, list[Parked]] = {}  # by segment
         self.undefined: set[str] = set()  # tags whose contents nobody restored
         self._lock = threading.RLock()  # of what follows; finalizers and signal handlers may ask while it is held
@@ -93,6 +95,40 @@ class Memory:
                 code=0,
                 context_broken=True,
             )
+
+    def beside_capture(self) -> bool:
+        """Whether a graph is being captured on the stream that torch captures on, by whatever thread."""
+        stream = torch_glue.capture_stream() if self.device_type == "cuda" else None
+        return stream is not None and self.driver.is_capturing(stream)
+
+    def wait_devices(self, devices: list[int]) -> None:
+        """Waits for all work of these devices, and leaves a capture beside it alone. Raises `DeviceBusy`."""
+        self.core.wait_devices(devices, beside_capture=self.beside_capture())
+
+    def reap(self) -> int:
+        """Frees what has died since; bytes given back. Raises `DeviceBusy`."""
+        return self.core.reap(beside_capture=self.beside_capture())
+
+    def seal_pools(self, tags: list[Tag]) -> None:
+        """Lets torch allocate no more from the pools of these tags, and takes back what is dead in them.
+
+        Raises:
+            StateError: a thread has a region of one of them open; nothing changed.
+        """
+        if self.pools is not None:
+            self.pools.check_no_thread_region(tags)
+            if self.pools.seal(tags):
+                torch_glue.empty_cache()
+
+    def live_runs(self, infos: list[_core.SegmentInfo]) -> dict[int, list[_core.Extent]]:
+        """The runs of live bytes of these segments, by id: from torch's snapshot for its own, else from our blocks."""
+        live: dict[int, list[_core.Extent]] = {info.id: [] for info in infos}
+        known = {} if self.pools is None else self.pools.live_runs(infos)
+        for segment, runs in known.items():
+            live[segment] = [_core.Extent(segment, offset, length) for offset, length in runs]
+        for extent in self.core.live_extents([segment for segment in live if segment not in known]):
+            live[extent.segment].append(extent)
+        return live
 
     # --- tags ---
 

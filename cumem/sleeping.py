@@ -74,7 +74,8 @@ class Sleep:
 
     def __call__(self, shield: Shield[SleepReport]) -> SleepReport:
         with self._phases("check"):
-            self._core.reap()
+            self._memory.seal_pools(self._tags)
+            self._memory.reap()
             forget_dead(self._memory)
             self._claim()
         try:
@@ -82,7 +83,7 @@ class Sleep:
         finally:
             self._core.unclaim(self._claimed)
             with suppress(CumemError):  # what died meanwhile and cannot go yet stays counted, for the next call
-                self._core.reap()
+                self._memory.reap()
 
     def _claim(self) -> None:
         # A lost one may hold pages that a failed map left behind; its contents are parked, as those of a moving one.
@@ -106,9 +107,7 @@ class Sleep:
         # A segment that an unfinished wake left "moving" or "lost" still has its contents parked: nothing of it is
         # saved again.
         whole = [info for info in part.segments if info.id not in self._memory.parked]
-        live: dict[int, list[Extent]] = {info.id: [] for info in whole}
-        for extent in self._core.live_extents(list(live)):
-            live[extent.segment].append(extent)
+        live = self._memory.live_runs(whole)
         for info in whole:
             part.parked[info.id] = self._plan_segment(part, info, live[info.id])
 
@@ -145,12 +144,12 @@ class Sleep:
                 hooks.before()
             shield.checkpoint()
             with self._phases("quiesce"):
-                self._core.wait_devices(devices)
+                self._memory.wait_devices(devices)
             shield.checkpoint()
             with self._phases("save"):
                 self._save()
             with self._phases("wait"):
-                self._core.wait_devices(devices)  # work may have been queued while the copies ran
+                self._memory.wait_devices(devices)  # work may have been queued while the copies ran
             shield.decide()
         except BaseException as error:
             self._release_all()
@@ -199,10 +198,17 @@ class Sleep:
                 parked = part.parked.get(before.id, [])
                 if before.id in after and info.state != "resident":
                     self._memory.parked.setdefault(before.id, parked)
+                    self._leave_holes(info, parked)
                 else:
                     for each in parked:
                         each.backend.release(each.extents)
         return failed
+
+    def _leave_holes(self, info: SegmentInfo, parked: list[Parked]) -> None:
+        """The next wake gives pages only to what lives, if the segment's layout may change."""
+        if info.state == "asleep" and parked and not info.shareable and not info.captured:
+            # Everything live of a segment is in its first part.
+            self._core.set_backing(info.id, [(extent.offset, extent.length) for extent in parked[0].extents])
 
     def _failure(self, failed: list[FailedSegment], hook_errors: list[Exception]) -> SleepFailure:
         states = {info.id: info.state for part in self._parts for info in self._core.segments(part.tag.slot)}

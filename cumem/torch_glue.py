@@ -1,11 +1,23 @@
-"""The few things asked of torch's own allocator. torch is never imported here: only looked up, if someone else has."""
+"""What is asked of torch's own allocator. Queries look torch up only if someone else has imported it."""
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Iterable
 from types import ModuleType
+from typing import Any
 
-__all__ = ["empty_cache", "idle_cache_bytes", "is_capturing"]
+__all__ = [
+    "allocated_bytes",
+    "capture_stream",
+    "current_device",
+    "empty_cache",
+    "idle_cache_bytes",
+    "is_capturing",
+    "snapshot",
+    "storage_addresses",
+]
 
 
 def _cuda() -> ModuleType | None:
@@ -40,3 +52,47 @@ def is_capturing() -> bool:
         return cuda is not None and bool(cuda.is_current_stream_capturing())
     except RuntimeError:
         return False
+
+
+def capture_stream() -> int | None:
+    """The native handle of the stream that `torch.cuda.graph` captures on by default; None before its first use."""
+    cuda = _cuda()
+    stream = None if cuda is None else cuda.graph.default_capture_stream
+    return None if stream is None else int(stream.cuda_stream)
+
+
+def current_device(default: int) -> int:
+    """torch's current device; `default` where torch.cuda is not in use."""
+    cuda = _cuda()
+    return default if cuda is None else int(cuda.current_device())
+
+
+def allocated_bytes(exclude: Iterable[int]) -> dict[int, int]:
+    """What torch has allocated on each device but these."""
+    cuda = _cuda()
+    if cuda is None:
+        return {}
+    skipped = set(exclude)
+    return {
+        device: int(cuda.memory_allocated(device)) for device in range(cuda.device_count()) if device not in skipped
+    }
+
+
+def snapshot() -> list[dict[str, Any]]:
+    """torch's segments with their blocks, all pools, without traces."""
+    cuda = _cuda()
+    if cuda is None:
+        return []
+    segments: list[dict[str, Any]] = cuda.memory_snapshot(include_traces=False)
+    return segments
+
+
+def storage_addresses() -> set[int]:
+    """Where the storages of all CUDA tensors begin that Python knows."""
+    import torch
+
+    found = set()
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and thing.is_cuda and thing.layout is torch.strided:
+            found.add(thing.untyped_storage().data_ptr())
+    return found

@@ -58,7 +58,7 @@ class Wake:
 
     def __call__(self, shield: Shield[WakeReport]) -> WakeReport:
         with self._phases("check"):
-            self._core.reap()
+            self._memory.reap()
             forget_dead(self._memory)
             self._claim()
         try:
@@ -66,7 +66,7 @@ class Wake:
         finally:
             self._core.unclaim(self._claimed)
             with suppress(CumemError):  # what died meanwhile and cannot go yet stays counted, for the next call
-                self._core.reap()
+                self._memory.reap()
 
     def _claim(self) -> None:
         found = {tag.name: [i for i in self._core.segments(tag.slot) if i.state != "resident"] for tag in self._tags}
@@ -90,7 +90,7 @@ class Wake:
                 hooks.before()
             shield.checkpoint()
             with self._phases("quiesce"):
-                self._core.wait_devices(devices)
+                self._memory.wait_devices(devices)
             shield.decide()
         except BaseException as error:
             add_notes(error, hooks.undo(), "undoing a hook failed")
@@ -141,7 +141,7 @@ class Wake:
         for part in self._parts:
             for info in part.segments:
                 if info.state != "moving":  # mapped by a wake that did not end
-                    needed[info.device] = needed.get(info.device, 0) + info.size
+                    needed[info.device] = needed.get(info.device, 0) + info.backing_bytes
         for device, need in sorted(needed.items()):
             free, _ = self._core.memory_info(device)
             if need > free:
@@ -209,7 +209,7 @@ class Wake:
 
     def _put_back(self, segments: list[int]) -> None:
         try:
-            self._core.wait_devices(sorted({info.device for part in self._parts for info in part.segments}))
+            self._memory.wait_devices(sorted({info.device for part in self._parts for info in part.segments}))
         except CumemError as error:
             # Pages under work that does not end are not pulled away: they stay mapped, "moving", and wake at the
             # next call.
@@ -264,7 +264,7 @@ class Wake:
         by_tag = {
             part.tag.name: TagWake(
                 segments=len(part.segments),
-                mapped_bytes=sum(info.size for info in part.segments),
+                mapped_bytes=sum(info.backing_bytes for info in part.segments),
                 copied_bytes=part.copied_bytes,
                 zeroed_bytes=part.zeroed_bytes,
             )

@@ -14,6 +14,8 @@
 #include <vector>
 
 #include "../host_limits.h"
+#include "../plan.h"
+#include "../torch_shim.h"
 #include "bind.h"
 #include "dlpack.h"
 #include "errors.h"
@@ -26,6 +28,15 @@ namespace {
 using CorePtr = std::shared_ptr<Core>;
 using Ids = std::vector<std::uint64_t>;
 using Extents = std::vector<Extent>;
+
+using RunPairs = std::vector<std::pair<std::uint64_t, std::uint64_t>>;  // (offset, length)
+
+std::vector<Run> runs_of(const RunPairs& pairs) {
+  std::vector<Run> runs;
+  runs.reserve(pairs.size());
+  for (const auto& [offset, length] : pairs) runs.push_back({offset, length});
+  return runs;
+}
 
 std::vector<SegmentId> segment_ids(const Ids& ids) {
   std::vector<SegmentId> strong;
@@ -124,7 +135,10 @@ void bind_values(py::module_& m) {
       .def_property_readonly("address", [](const SegmentInfo& self) { return self.address.value; })
       .def_readonly("size", &SegmentInfo::size)
       .def_property_readonly("device", [](const SegmentInfo& self) { return self.device.ordinal; })
+      .def_readonly("backing_bytes", &SegmentInfo::backing_bytes)
       .def_readonly("shareable", &SegmentInfo::shareable)
+      .def_readonly("owned", &SegmentInfo::owned)
+      .def_readonly("captured", &SegmentInfo::captured)
       .def_property_readonly("state", [](const SegmentInfo& self) { return state_name(self.state); })
       .def_property_readonly("mapped_bytes", &SegmentInfo::mapped_bytes)
       .def_readonly("live_bytes", &SegmentInfo::live_bytes);
@@ -168,7 +182,10 @@ void bind_memory(py::class_<Core, CorePtr>& core) {
       .def(
           "live_extents", [](const Core& self, const Ids& ids) { return self.live_extents(segment_ids(ids)); },
           py::arg("segments"))
-      .def("reap", [](Core& self) { return check(without_gil([&] { return self.reap(); })); })
+      .def(
+          "reap",
+          [](Core& self, bool beside_capture) { return check(without_gil([&] { return self.reap(beside_capture); })); },
+          py::kw_only(), py::arg("beside_capture") = false)
       .def_property_readonly("dead_bytes", &Core::dead_bytes);
 }
 
@@ -185,10 +202,10 @@ void bind_transitions(py::class_<Core, CorePtr>& core) {
           "unclaim", [](Core& self, const Ids& ids) { self.unclaim(segment_ids(ids)); }, py::arg("segments"))
       .def(
           "wait_devices",
-          [](Core& self, const std::vector<int>& devices) {
-            check(without_gil([&] { return self.wait_devices(devices_of(devices)); }));
+          [](Core& self, const std::vector<int>& devices, bool beside_capture) {
+            check(without_gil([&] { return self.wait_devices(devices_of(devices), beside_capture); }));
           },
-          py::arg("devices"))
+          py::arg("devices"), py::kw_only(), py::arg("beside_capture") = false)
       .def(
           "memory_info",
           [](Core& self, int device) {
@@ -210,6 +227,12 @@ void bind_transitions(py::class_<Core, CorePtr>& core) {
           py::arg("segments"))
       .def(
           "settle", [](Core& self, const Ids& ids) { self.settle(segment_ids(ids)); }, py::arg("segments"))
+      .def(
+          "set_backing",
+          [](Core& self, std::uint64_t segment, const RunPairs& runs) {
+            check(self.set_backing(SegmentId(segment), runs_of(runs)));
+          },
+          py::arg("segment"), py::arg("runs"))
       .def(
           "fill",
           [](Core& self, const Extents& extents, int byte) {
@@ -260,6 +283,25 @@ void bind_backups(py::class_<Core, CorePtr>& core) {
       });
 }
 
+void bind_torch(py::module_& m) {
+  m.def(
+      "torch_entry", [](CorePtr core, std::uint64_t slot) { return check(add_torch_entry(std::move(core), SlotId(slot))); },
+      py::arg("core"), py::arg("slot"));
+  m.def(
+      "torch_malloc_address", [](int entry) { return reinterpret_cast<std::uintptr_t>(torch_malloc(entry)); },
+      py::arg("entry"));
+  m.def("torch_free_address", [] { return reinterpret_cast<std::uintptr_t>(torch_free()); });
+  m.def("check_torch_entry", [](int entry) { check(take_torch_error(entry)); }, py::arg("entry"));
+  m.def(
+      "live_runs",
+      [](const RunPairs& blocks, std::uint64_t segment_size) {
+        RunPairs pairs;
+        for (const Run& run : live_runs(runs_of(blocks), segment_size)) pairs.emplace_back(run.offset, run.length);
+        return pairs;
+      },
+      py::arg("blocks"), py::arg("segment_size"));
+}
+
 }  // namespace
 
 void bind_core(py::module_& m) {
@@ -281,6 +323,7 @@ void bind_core(py::module_& m) {
   bind_memory(core);
   bind_transitions(core);
   bind_backups(core);
+  bind_torch(m);
   m.def(
       "host_headroom",
       [](bool system_too, const std::string& root) {

@@ -117,6 +117,7 @@ void bind_drivers(py::module_& m) {
             return check(self.can_access_peer(Device{source}, Device{target}));
           },
           py::arg("source"), py::arg("target"))
+      .def("is_capturing", &Driver::is_capturing, py::arg("stream"))
       .def("launch_fill", &launch_fill, py::arg("address"), py::arg("byte"), py::arg("size"));
   bind_faulty_driver(m);
   const HostDriverOptions defaults;

@@ -27,6 +27,8 @@ namespace cumem {
   X(cuCtxPopCurrent)                   \
   X(cuCtxSynchronize)                  \
   X(cuThreadExchangeStreamCaptureMode) \
+  X(cuMemAlloc)                        \
+  X(cuMemFree)                         \
   X(cuMemGetInfo)                      \
   X(cuMemGetAllocationGranularity)     \
   X(cuMemAddressReserve)               \
@@ -42,6 +44,8 @@ namespace cumem {
   X(cuMemHostUnregister)               \
   X(cuStreamCreate)                    \
   X(cuStreamDestroy)                   \
+  X(cuStreamIsCapturing)               \
+  X(cuLaunchHostFunc)                   \
   X(cuEventCreate)                     \
   X(cuEventDestroy)                    \
   X(cuEventRecord)                     \

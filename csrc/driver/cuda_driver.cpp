@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cuda_api.h"
+#include "cuda_fence.h"
 
 namespace cumem {
 namespace {
@@ -73,6 +74,7 @@ struct CudaDriver::Impl {
   const CudaApi& api;
   std::mutex mutex;  // of what follows; never held across a driver call
   std::map<Device, CUcontext> contexts;
+  std::map<Device, std::unique_ptr<CudaFence>> fences;
   std::unordered_map<std::uint64_t, std::uint64_t> handle_bytes;
   DriverCounts counts;
 
@@ -104,6 +106,13 @@ struct CudaDriver::Impl {
     const Lock lock(mutex);
     contexts.emplace(device, context);
     return context;
+  }
+
+  CudaFence& fence(Device device) {
+    const Lock lock(mutex);
+    std::unique_ptr<CudaFence>& slot = fences[device];
+    if (!slot) slot = std::make_unique<CudaFence>(api);
+    return *slot;
   }
 
   // A device whose context exists: for calls that need some context, whichever.
@@ -417,6 +426,20 @@ Status CudaDriver::fill(DeviceAddress device, std::uint8_t byte, std::uint64_t s
 Status CudaDriver::synchronize(Device device) {
   CUMEM_ENTER(*impl_, device);
   return impl_->status(impl_->api.cuCtxSynchronize(), "cuCtxSynchronize");
+}
+
+Status CudaDriver::fence(Device device) {
+  CUMEM_ENTER(*impl_, device);
+  return impl_->status(impl_->fence(device).wait(), "fence (cuMemFree)");
+}
+
+bool CudaDriver::is_capturing(std::uint64_t native_stream) {
+  const Scope scope(*impl_);
+  if (!scope.status().ok()) return false;
+  CUstreamCaptureStatus capture = CU_STREAM_CAPTURE_STATUS_NONE;
+  const CUresult result = impl_->api.cuStreamIsCapturing(reinterpret_cast<CUstream>(native_stream), &capture);
+  // The default stream cannot be asked while a capture forbids its implicit use.
+  return result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || capture != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
 }  // namespace cumem

@@ -53,6 +53,8 @@ class CudaDriver : public Driver {
   Status fill(DeviceAddress device, std::uint8_t byte, std::uint64_t size, StreamHandle stream) override;
 
   Status synchronize(Device device) override;
+  Status fence(Device device) override;
+  [[nodiscard]] bool is_capturing(std::uint64_t native_stream) override;
 
  private:
   struct Impl;

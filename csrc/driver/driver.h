@@ -6,7 +6,7 @@
 //   - Never takes the GIL, never throws, never exits. Sizes are in bytes.
 //   - On an error nothing has changed, unless the code is kContextBroken: then nothing is known any more.
 //   - No error is remembered: a failed call never makes a later, correct call fail (kContextBroken excepted).
-//   - Legal while a stream of the process is being captured, the waits excepted.
+//   - Legal while a stream of the process is being captured, synchronize excepted.
 //   - Capability queries that fail answer "no"; they never make a later call fail.
 //
 // Laws of memory (g = granularity of the device):
@@ -119,8 +119,18 @@ class Driver {
 
   // --- waits ---
   // Blocks until all work of the device's context is done, whoever queued it. Has no deadline of its own: see
-  // DeviceWaiter. Errors of that work surface here.
+  // DeviceWaiter. Errors of that work surface here. Beside a capture it may fail, and end the capture.
   virtual Status synchronize(Device device) = 0;
+
+  // The same wait in the way that freeing memory waits: it leaves captures alone, but may hold up other threads' launches.
+  virtual Status fence(Device device) { return synchronize(device); }
+
+  // Whether the stream with this native handle (0: the default stream) is being captured into a graph, or cannot be asked
+  // because another capture forbids it.
+  [[nodiscard]] virtual bool is_capturing(std::uint64_t native_stream) {
+    (void)native_stream;
+    return false;
+  }
 };
 
 }  // namespace cumem

@@ -226,4 +226,9 @@ Status FaultyDriver::synchronize(Device device) {
   return inner_->synchronize(device);
 }
 
+Status FaultyDriver::fence(Device device) {
+  CUMEM_RETURN_IF_ERROR(arrive("fence"));
+  return inner_->fence(device);
+}
+
 }  // namespace cumem

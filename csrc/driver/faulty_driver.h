@@ -80,6 +80,8 @@ class FaultyDriver final : public Driver {
   Status copy_to_device(DeviceAddress device, const void* host, std::uint64_t size, StreamHandle stream) override;
   Status fill(DeviceAddress device, std::uint8_t byte, std::uint64_t size, StreamHandle stream) override;
   Status synchronize(Device device) override;
+  Status fence(Device device) override;
+  [[nodiscard]] bool is_capturing(std::uint64_t native_stream) override { return inner_->is_capturing(native_stream); }
 
  private:
   struct Fault {

@@ -95,3 +95,27 @@ def test_a_tensor_of_device_1_is_adopted_where_it_is(allocator: cumem.Allocator)
     allocator.wake_up()
     assert model.weight.device.index == 1
     assert torch.equal(model.weight, reference)
+
+
+def test_a_region_on_device_1_while_device_0_is_current(allocator: cumem.Allocator) -> None:
+    torch.cuda.set_device(0)
+    with allocator.region("other", devices=[1]) as region:
+        there = torch.full((1 << 20,), 4, dtype=torch.int32, device="cuda:1")
+        here = torch.empty(1 << 20, dtype=torch.int32, device="cuda:0")
+        assert torch.cuda.current_device() == 0
+    assert [allocator.tag_of(t) for t in (there, here)] == ["other", None]
+    assert region.report.native_bytes >= 4 << 20
+    allocator.sleep()
+    allocator.wake_up()
+    assert bool((there == 4).all())
+    assert torch.equal(there.to("cuda:0").cpu(), there.cpu())
+
+
+def test_a_region_over_both_devices(allocator: cumem.Allocator) -> None:
+    with allocator.region("both", devices=[0, 1]):
+        tensors = [torch.full((1 << 20,), d, dtype=torch.int32, device=f"cuda:{d}") for d in (0, 1)]
+    assert [allocator.tag_of(t) for t in tensors] == ["both", "both"]
+    allocator.sleep()
+    allocator.wake_up()
+    assert [int(t[0]) for t in tensors] == [0, 1]
+    assert torch.equal(tensors[0].to("cuda:1").cpu(), tensors[0].cpu())
