@@ -21,6 +21,8 @@ __all__ = ["Interrupted", "Shield"]
 
 T = TypeVar("T")
 
+_LOOK_S = 0.05  # how often the caller looks whether something was raised into it
+
 
 class Interrupted(Exception):
     """Raised inside a transition, at a checkpoint, to abort it; the caller gets what interrupted it instead."""
@@ -104,17 +106,23 @@ class Shield(Generic[T]):
     def _serve(self) -> None:
         while True:
             try:
-                self._begin.set()
-                request = self._request
-                if request is not None and not request.answered.is_set():
-                    self._run_request(request)
-                elif self._finished:
-                    return
-                else:
-                    self._turn.wait()
-                    self._turn.clear()
+                self._serve_uninterrupted()
+                return
             except BaseException as error:
                 self._interrupt = self._interrupt or error
+
+    def _serve_uninterrupted(self) -> None:
+        self._begin.set()
+        while True:
+            request = self._request
+            if request is not None and not request.answered.is_set():
+                self._run_request(request)
+            elif self._finished:
+                return
+            else:
+                # A signal that comes just before the wait does not end it, and what is sent into a thread never does.
+                self._turn.wait(_LOOK_S)
+                self._turn.clear()
 
     def _run_request(self, request: _Request) -> None:
         try:
