@@ -98,7 +98,6 @@ class Region:
         return self
 
     def _enter_torch(self, pools: Pools) -> None:
-        torch_settings.check_routable()
         torch_settings.warn_about_settings(self._devices, stacklevel=4)
         for device in self._devices:
             with exclude():

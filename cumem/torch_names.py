@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
-__all__ = ["NAMES", "TorchName", "find", "has_cuda", "is_present", "missing", "parameters"]
+__all__ = ["NAMES", "TorchName", "exists", "find", "has_cuda", "is_present", "missing", "parameters"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,12 @@ NAMES: tuple[TorchName, ...] = (
         without="a snapshot at each sleep",
         cuda_only=True,
         takes=("arg0", "arg1", "arg2"),
+    ),
+    TorchName(
+        "torch.cuda.graph.default_capture_stream",
+        why="the stream that captures run on, to see a capture that another thread has under way",
+        without="only a capture on the current stream is seen",
+        cuda_only=True,
     ),
     # --- what lives where ---
     TorchName(
@@ -204,22 +210,30 @@ def has_cuda() -> bool:
     return bool(backend.is_built())
 
 
-def find(name: TorchName) -> object | None:
-    """What the name stands for in this torch; None if it is not there. Imports torch."""
+def find(name: TorchName) -> object:
+    """What the name stands for in this torch. Imports torch. Raises `AttributeError` if it is not there."""
     import torch
 
-    if name.cuda_only and not has_cuda():
-        return None  # torch puts classes that only raise where its CUDA functions would be
-    found: object | None = torch
+    if name.cuda_only and not has_cuda():  # torch puts classes that only raise where its CUDA functions would be
+        raise AttributeError(f"{name.path} needs a build with CUDA")
+    found: object = torch
     for part in name.path.split(".")[1:]:
-        found = getattr(found, part, None)
+        found = getattr(found, part)
     return found
+
+
+def exists(name: TorchName) -> bool:
+    """Whether the name is there, whatever it takes."""
+    try:
+        find(name)
+    except AttributeError:
+        return False
+    return True
 
 
 def is_present(name: TorchName) -> bool:
     """Whether the name is there with all parameters that cumem gives it."""
-    found = find(name)
-    return found is not None and set(name.takes) <= set(parameters(found))
+    return exists(name) and set(name.takes) <= set(parameters(find(name)))
 
 
 def missing() -> list[TorchName]:

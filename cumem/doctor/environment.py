@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -170,18 +169,24 @@ def _check_driver_name(value: str) -> None:
         raise InvalidArgument(f"{value!r} is none of {list(config.DRIVERS)}")
 
 
-def _check_number(value: str) -> None:
+def _positive(value: str) -> float:
     try:
         number = float(value)
     except ValueError:
         number = 0.0
     if not number > 0:
         raise InvalidArgument(f"{value!r} is not a positive number")
+    return number
 
 
-OWN: dict[str, Callable[[str], None]] = {  # those that `cumem.config` reads, and what each takes
+def _positive_whole(value: str) -> None:
+    if not _positive(value).is_integer():
+        raise InvalidArgument(f"{value!r} is not a whole number")
+
+
+OWN: dict[str, Callable[[str], object]] = {  # those that `cumem.config` reads, and what each takes
     "CUMEM_DRIVER": _check_driver_name,
-    "CUMEM_DEVICE_TIMEOUT": _check_number,
-    "CUMEM_HOST_DEVICES": _check_number,
-    "CUMEM_HOST_DEVICE_BYTES": _check_number,
+    "CUMEM_DEVICE_TIMEOUT": _positive,
+    "CUMEM_HOST_DEVICES": _positive_whole,
+    "CUMEM_HOST_DEVICE_BYTES": _positive_whole,
 }

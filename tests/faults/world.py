@@ -21,7 +21,7 @@ SEGMENT_STATES = {"resident", "asleep", "moving", "lost"}
 ANY = None  # contents that nobody promises
 
 
-@dataclass
+@dataclass(eq=False, repr=False)  # both would read the tensor, which may be asleep
 class Piece:
     """One tensor and what its bytes are."""
 
@@ -37,7 +37,7 @@ class Piece:
         return self.tensor.numpy().tobytes()
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class World:
     """Three tags on two devices: "weights" (cpu), "cache" (discard, zeros) and "states" (cpu, reloadable, released).
 
