@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core, config, tensors, torch_glue
 from .adopt import adopt as adopt_into
 from .errors import CumemError, InvalidArgument, StateError, WakeUpPartialFailure
+from .fraction_hook import FractionHook
 from .hooks import Hooks
 from .keeping import address_runs
 from .memory import Memory, Tag, split_policy
@@ -244,6 +245,13 @@ class Allocator:
         memory = self._usable()
         made = memory.ensure_tag(tag, backend, policy)
         return Region(memory, made, scope, as_devices(memory, devices))
+
+    def follow_memory_fraction(self) -> None:
+        """Keeps `torch.cuda.set_per_process_memory_fraction` true from now on: torch counts sleeping region memory as used.
+
+        A hook raises the fraction by what sleeps and restores it to the byte. Raises `InvalidArgument` the second time.
+        """
+        FractionHook(self._memory.torch_asleep_bytes).register(self.hooks)
 
     # --- policies and state ---
 

@@ -101,6 +101,14 @@ class Memory:
         stream = torch_glue.capture_stream() if self.device_type == "cuda" else None
         return stream is not None and self.driver.is_capturing(stream)
 
+    def torch_asleep_bytes(self) -> dict[int, int]:
+        """By device: bytes of torch's segments that have no pages now; torch counts them as used."""
+        asleep: dict[int, int] = {}
+        for info in self.core.segments():
+            if info.owned:
+                asleep[info.device] = asleep.get(info.device, 0) + info.size - info.mapped_bytes
+        return asleep
+
     def wait_devices(self, devices: list[int]) -> None:
         """Waits for all work of these devices, and leaves a capture beside it alone. Raises `DeviceBusy`."""
         self.core.wait_devices(devices, beside_capture=self.beside_capture())
