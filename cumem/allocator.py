@@ -247,7 +247,7 @@ class Allocator:
         return Region(memory, made, scope, as_devices(memory, devices))
 
     def follow_memory_fraction(self) -> None:
-        """Keeps `torch.cuda.set_per_process_memory_fraction` true from now on: torch counts sleeping region memory as used.
+        """Keeps torch's per-process memory fraction true from now on: torch counts sleeping region memory as used.
 
         A hook raises the fraction by what sleeps and restores it to the byte. Raises `InvalidArgument` the second time.
         """

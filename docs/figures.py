@@ -57,8 +57,8 @@ def table() -> list[str]:
     for tensors in (1, 300):
         down, up = find(rows, f"16g-{tensors}", "later_sleep"), find(rows, f"16g-{tensors}", "wake")
         lines.append(
-            f"| 16 GiB in {tensors} tensor{'s' if tensors > 1 else ''}, to host and back | {ms(down['median_s'])} "
-            f"and {ms(up['median_s'])} | {ms(plain[0]['median_s'])} and {ms(plain[1]['median_s'])}: a plain pinned copy |"
+            f"| 16 GiB in {tensors} tensor{'s' if tensors > 1 else ''}, to host and back | {ms(down['median_s'])} and "
+            f"{ms(up['median_s'])} | {ms(plain[0]['median_s'])} and {ms(plain[1]['median_s'])}: a plain pinned copy |"
         )
     lines.append(
         f"| device memory held asleep above the start, 48 GiB over {cycles['cycles']} cycles | {drift >> 20} MiB | "

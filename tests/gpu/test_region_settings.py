@@ -97,10 +97,11 @@ def test_a_memory_fraction_counts_sleeping_bytes_unless_it_is_followed() -> None
     fraction = 12 * GIB / total
     torch.cuda.set_per_process_memory_fraction(fraction)
     try:
-        with pytest.warns(cumem.errors.CumemWarning, match="counts sleeping memory"):
-            region = allocator.region("kv_cache", backend="discard")
-            with region:
-                cache = torch.empty(8 * GIB, dtype=torch.uint8, device="cuda")
+        region = allocator.region("kv_cache", backend="discard")
+        with pytest.warns(cumem.CumemWarning, match="counts sleeping memory"):
+            region.__enter__()
+        cache = torch.empty(8 * GIB, dtype=torch.uint8, device="cuda")
+        region.__exit__(None, None, None)
         allocator.sleep()
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(8 * GIB, dtype=torch.uint8, device="cuda")
