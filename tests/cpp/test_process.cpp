@@ -7,7 +7,6 @@
 
 #include <iostream>
 #include <memory>
-#include <regex>
 #include <string>
 #include <vector>
 
@@ -54,7 +53,9 @@ bool passes_in_a_process_of_its_own(const std::string& test_case) {
   close(ends[0]);
   int status = 0;
   REQUIRE(waitpid(child, &status, 0) == child);
-  const bool one_ran = std::regex_search(output, std::regex("test cases: +1 [|]"));
+  const std::string count = "test cases:";
+  const auto at = output.find(count);
+  const bool one_ran = at != std::string::npos && std::stoi(output.substr(at + count.size())) == 1;
   if (one_ran && WIFEXITED(status) && WEXITSTATUS(status) == 0) return true;
   MESSAGE(output);
   return false;
