@@ -1,0 +1,19 @@
+"""Fixtures of this folder."""
+
+import pytest
+
+from cumem import transition
+
+
+@pytest.fixture
+def shields(monkeypatch):
+    """The shields of the transitions to come: what their callers have noticed can be asked of them."""
+    made = []
+
+    class Watched(transition.Shield):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    monkeypatch.setattr(transition, "Shield", Watched)
+    return made
