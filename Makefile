@@ -7,6 +7,7 @@ WERROR ?= OFF
 # Without a GPU the exact version that has a CPU build; an open range would fetch gigabytes of CUDA libraries.
 HAS_GPU := $(wildcard /dev/nvidia0)$(shell command -v nvidia-smi)
 TORCH ?= $(if $(HAS_GPU),torch>=2.11,torch==2.13.0)
+TORCH_VERSIONS ?= 2.11.0 2.12.1 2.13.0 2.14.1
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
@@ -21,7 +22,7 @@ BUILD_FILES := CMakeLists.txt $(wildcard cmake/*) pyproject.toml
 NO_ASLR = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(uname -m) -R)
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-cpp test-gpu sanitize sanitize-address sanitize-thread lint tidy format types wheel check-wheel clean
+.PHONY: help demo test test-torch-versions test-cpp test-gpu sanitize sanitize-address sanitize-thread lint tidy format types wheel check-wheel clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -31,6 +32,21 @@ demo: $(STAMPS)/extension $(STAMPS)/torch ## sleep and wake a model, on a GPU if
 
 test: $(STAMPS)/extension $(STAMPS)/torch $(STAMPS)/test ## all Python tests that need no GPU
 	PYTEST_TIMEOUT=120 $(BIN)/python -m pytest -n $(JOBS) --ignore=tests/gpu tests
+
+# Not in CI: each release brings several gigabytes of CUDA libraries, without which torch does not load.
+test-torch-versions: $(TORCH_VERSIONS:%=build/torch-%/ok) ## what each release of torch has to keep; no GPU needed
+	for release in $(TORCH_VERSIONS); do \
+	    build/torch-$$release/bin/python docs/torch_names.py --record && \
+	    PYTEST_TIMEOUT=120 build/torch-$$release/bin/python -m pytest -m torch_versions tests/unit || exit 1; \
+	done
+
+# The release itself (=== leaves local versions, those without CUDA, aside), and cumem and pytest from .venv.
+build/torch-%/ok: | $(STAMPS)/test
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --quiet --disable-pip-version-check install "torch===$*"
+	$(BIN)/python -c "import sysconfig; print(f'import site; site.addsitedir({sysconfig.get_path(\"purelib\")!r})')" \
+	    >"$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cumem-tools.pth"
+	@touch $@
 
 test-cpp: $(STAMPS)/venv ## the C++ tests
 	$(call ctest,cpp)

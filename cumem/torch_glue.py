@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
+from . import torch_snapshot
+
 __all__ = [
     "allocated_bytes",
     "capture_stream",
@@ -83,8 +85,7 @@ def snapshot() -> list[dict[str, Any]]:
     cuda = _cuda()
     if cuda is None:
         return []
-    segments: list[dict[str, Any]] = cuda.memory_snapshot(include_traces=False)
-    return segments
+    return torch_snapshot.segments()
 
 
 def storage_addresses() -> set[int]:

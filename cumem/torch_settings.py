@@ -197,14 +197,14 @@ def warn_about_settings(devices: Iterable[int], *, stacklevel: int = 2) -> None:
             continue
         message = (
             f"torch may use {fraction:.0%} of device {device} and counts sleeping memory as used: allocations can fail "
-            "on an empty device. Register cumem.fraction_hook.FractionHook, or drop set_per_process_memory_fraction"
+            "on an empty device. Call follow_memory_fraction(), or drop set_per_process_memory_fraction"
         )
         _warn_once("fraction", device, message, stacklevel)
         threshold = read_settings().garbage_collection_threshold
         if threshold > 0:
             message = (
                 f"garbage_collection_threshold:{threshold:g} counts sleeping memory on device {device} as used: past "
-                "it torch frees cached blocks at each allocation that misses. Drop it, or register FractionHook"
+                "it torch frees cached blocks at each allocation that misses. Drop it, or call follow_memory_fraction()"
             )
             _warn_once("threshold", device, message, stacklevel)
 
@@ -214,4 +214,4 @@ def _warn_once(kind: str, device: int, message: str, stacklevel: int) -> None:
         if (kind, device) in _warned:
             return
         _warned.add((kind, device))
-    warnings.warn(message, CumemWarning, stacklevel=stacklevel + 2)
+    warnings.warn(message, CumemWarning, stacklevel=stacklevel + 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cumem import __version__, _core, config
+from cumem import _core, config
 from cumem.doctor.devices import check_devices, check_peers
 from cumem.doctor.driver import check_driver
 from cumem.doctor.environment import check_environment
@@ -41,7 +41,7 @@ class Diagnosis:
     def as_json(self) -> dict[str, Any]:
         """The findings as JSON has them. Keys stay what they are; new ones may come."""
         return {
-            "cumem": __version__,
+            "cumem": _core.__version__,
             "driver": {"asked": self.asked, "chosen": self.chosen, "reason": self.reason},
             "usable": self.usable,
             "findings": [{**asdict(finding), "verdict": finding.verdict.value} for finding in self.findings],

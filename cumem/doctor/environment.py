@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from cumem import config, torch_settings
+from cumem import _core, config, torch_settings
 from cumem.doctor.finding import Finding, Verdict
 from cumem.errors import InvalidArgument
 from cumem.torch_settings import AllocatorSettings
@@ -56,13 +56,13 @@ _ALLOCATOR: tuple[_Setting, ...] = (
         "garbage_collection_threshold",
         lambda s: s.garbage_collection_threshold,
         "with a memory fraction, sleeping memory counts as used: torch frees cached blocks at each miss",
-        "take it out, or register cumem.fraction_hook.FractionHook",
+        "take it out, or call cumem.default_allocator().follow_memory_fraction()",
     ),
     _Setting(
         "per_process_memory_fraction",
         lambda s: s.per_process_memory_fraction if s.per_process_memory_fraction < 1 else 0,
         "sleeping memory counts as used: allocations fail on an empty device",
-        "register cumem.fraction_hook.FractionHook, or take it out",
+        "call cumem.default_allocator().follow_memory_fraction(), or take it out",
     ),
 )
 
@@ -179,14 +179,16 @@ def _positive(value: str) -> float:
     return number
 
 
-def _positive_whole(value: str) -> None:
-    if not _positive(value).is_integer():
+def _whole(value: str) -> int:
+    number = _positive(value)
+    if not number.is_integer():
         raise InvalidArgument(f"{value!r} is not a whole number")
+    return int(number)
 
 
 OWN: dict[str, Callable[[str], object]] = {  # those that `cumem.config` reads, and what each takes
     "CUMEM_DRIVER": _check_driver_name,
     "CUMEM_DEVICE_TIMEOUT": _positive,
-    "CUMEM_HOST_DEVICES": _positive_whole,
-    "CUMEM_HOST_DEVICE_BYTES": _positive_whole,
+    "CUMEM_HOST_DEVICES": lambda value: _core.host_driver(device_count=_whole(value)),
+    "CUMEM_HOST_DEVICE_BYTES": lambda value: _core.host_driver(device_bytes=_whole(value)),
 }
