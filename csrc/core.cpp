@@ -167,8 +167,9 @@ Result<DeviceAddress> Core::malloc(SlotId slot, std::uint64_t size, Device devic
   const AllocationProperties properties{device, shareable, device_facts.rdma};
   auto made = make_segment(slot, *rounded, properties, device_facts.access);
   if (!made.ok() && made.status().code() == Code::kOutOfDeviceMemory) {
-    const auto reaped = reap(true);
-    if (reaped.ok() && reaped.value() > 0) made = make_segment(slot, *rounded, properties, device_facts.access);
+    const Reaped reaped = reap_all(true);  // what it could not end does not matter here
+    (void)noted(reaped.first_error);
+    if (reaped.bytes > 0) made = make_segment(slot, *rounded, properties, device_facts.access);
   }
   if (!made.ok()) return noted(made.status());
   const DeviceAddress address = made.value()->address();
@@ -212,29 +213,31 @@ Status Core::destroy(const SegmentPtr& segment) {
 }
 
 Result<std::uint64_t> Core::reap(bool beside_capture) {
+  Reaped reaped = reap_all(beside_capture);
+  if (!reaped.first_error.ok()) return noted(std::move(reaped.first_error));
+  return reaped.bytes;
+}
+
+Core::Reaped Core::reap_all(bool beside_capture) {
   release_abandoned();
-  Status first = close_orphans();
+  Reaped reaped = close_orphans();
   std::vector<SegmentPtr> dead = table_.take_dead();
-  if (!dead.empty()) {
-    const Status waited = waiter_.wait(devices_of(dead), beside_capture);
-    if (!waited.ok()) {
-      for (SegmentPtr& segment : dead) table_.put_dead(std::move(segment));
-      return noted(waited);
-    }
+  if (dead.empty()) return reaped;
+  Status waited = waiter_.wait(devices_of(dead), beside_capture);
+  if (!waited.ok()) {
+    for (SegmentPtr& segment : dead) table_.put_dead(std::move(segment));
+    reaped.first_error = std::move(waited);
+    return reaped;
   }
-  std::uint64_t bytes = 0;
   for (SegmentPtr& segment : dead) {
-    const std::uint64_t mapped = segment->mapped() ? segment->backing_bytes() : 0;
+    const std::uint64_t before = segment->held_bytes();
     const Status status = destroy(segment);
-    if (status.ok()) {
-      bytes += mapped;
-      continue;
-    }
-    if (first.ok()) first = status;
+    reaped.bytes += before - segment->held_bytes();
+    if (status.ok()) continue;
+    if (reaped.first_error.ok()) reaped.first_error = status;
     table_.put_dead(std::move(segment));
   }
-  if (!first.ok()) return noted(first);
-  return bytes;
+  return reaped;
 }
 
 void Core::keep_orphan(PhysicalMemory memory) {
@@ -242,21 +245,24 @@ void Core::keep_orphan(PhysicalMemory memory) {
   orphans_.push_back(std::move(memory));
 }
 
-Status Core::close_orphans() {
+Core::Reaped Core::close_orphans() {
   std::vector<PhysicalMemory> orphans;
   {
     const Lock lock(mutex_);
     orphans.swap(orphans_);
   }
-  Status first;
+  Reaped reaped;
   for (PhysicalMemory& orphan : orphans) {
     const Status status = orphan.close();
-    if (status.ok()) continue;
-    if (first.ok()) first = status;
+    if (status.ok()) {
+      reaped.bytes += orphan.size();
+      continue;
+    }
+    if (reaped.first_error.ok()) reaped.first_error = status;
     const Lock lock(mutex_);
     orphans_.push_back(std::move(orphan));
   }
-  return first;
+  return reaped;
 }
 
 void Core::release_abandoned() {

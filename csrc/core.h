@@ -97,7 +97,7 @@ class Core : public std::enable_shared_from_this<Core> {
   }
 
   // Destroys what died; waits for the devices once. The bytes given back. After an error the rest stays for the next
-  // call.
+  // call, and what could end has ended.
   // `beside_capture`: see DeviceWaiter.
   Result<std::uint64_t> reap(bool beside_capture = false);
   [[nodiscard]] std::uint64_t dead_bytes() const { return table_.dead_bytes(); }
@@ -157,6 +157,12 @@ class Core : public std::enable_shared_from_this<Core> {
     std::vector<Device> access;  // the device and every peer that can reach it
   };
 
+  // What a clean-up gave back, and the first thing that it could not do.
+  struct Reaped {
+    std::uint64_t bytes = 0;
+    Status first_error;
+  };
+
   // Host memory that a copy may still use, until all work of its devices was waited for.
   struct Abandoned {
     std::vector<Device> devices;
@@ -176,7 +182,8 @@ class Core : public std::enable_shared_from_this<Core> {
   Status unmap_all(Segment& segment);  // until the first failure
   Status destroy(const SegmentPtr& segment);
   void keep_orphan(PhysicalMemory memory);
-  Status close_orphans();
+  Reaped close_orphans();
+  Reaped reap_all(bool beside_capture);
   void release_abandoned();
   Outcome unmap_one(const SegmentPtr& segment);
   Outcome map_one(const SegmentPtr& segment);

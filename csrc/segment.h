@@ -67,6 +67,17 @@ struct Segment {
                            [](std::uint64_t sum, const Run& run) { return sum + run.length; });
   }
 
+  [[nodiscard]] bool contains(const Run& part) const {
+    return part.offset <= size() && part.length <= size() - part.offset;
+  }
+
+  // Of the pages that it holds just now, whatever its state. Needs what `mappings` needs.
+  [[nodiscard]] std::uint64_t held_bytes() const {
+    return std::accumulate(
+        mappings.begin(), mappings.end(), std::uint64_t{0},
+        [](std::uint64_t sum, const Mapping& each) { return sum + (each.empty() ? 0 : each.size()); });
+  }
+
   // Whether one run of the backing holds all of `part`.
   [[nodiscard]] bool has_pages(const Run& part) const {
     return std::any_of(backing.begin(), backing.end(), [&](const Run& run) {

@@ -187,7 +187,7 @@ void SegmentTable::put_dead(SegmentPtr segment) {
 std::uint64_t SegmentTable::dead_bytes() const {
   const Lock lock(mutex_);
   std::uint64_t sum = 0;
-  for (const SegmentPtr& segment : dead_) sum += segment->mapped() ? segment->backing_bytes() : 0;
+  for (const SegmentPtr& segment : dead_) sum += segment->held_bytes();
   return sum;
 }
 

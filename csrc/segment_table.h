@@ -72,8 +72,8 @@ class SegmentTable {
   [[nodiscard]] SegmentState state(const SegmentPtr& segment) const;
 
   [[nodiscard]] std::vector<SegmentPtr> take_dead();
-  void put_dead(SegmentPtr segment);  // could not be destroyed: kept for the next try
-  [[nodiscard]] std::uint64_t dead_bytes() const;
+  void put_dead(SegmentPtr segment);                 // could not be destroyed: kept for the next try
+  [[nodiscard]] std::uint64_t dead_bytes() const;    // of pages that the dead still hold
   [[nodiscard]] std::vector<SegmentPtr> take_all();  // of a core that ends
 
   // The first law that does not hold, or an empty string.

@@ -83,6 +83,7 @@ class Mapping {
   [[nodiscard]] PhysicalMemory take_memory() { return std::move(memory_); }
 
   [[nodiscard]] bool mapped() const { return mapped_; }
+  [[nodiscard]] bool empty() const { return memory_.empty(); }  // closed, or its pages taken
   [[nodiscard]] std::uint64_t size() const { return memory_.size(); }
 
  private:
