@@ -306,19 +306,25 @@ Status Core::unmap_all(Segment& segment) {
 
 Outcome Core::unmap_one(const SegmentPtr& segment) {
   const std::size_t before = segment->mappings.size();
-  Status status = unmap_all(*segment);
-  if (!status.ok() && status.code() != Code::kContextBroken) status = unmap_all(*segment);
-  if (!status.ok() && !segment->mappings.back().mapped()) {
-    // Unmapped, but its pages were not taken back: reap() tries again, the segment goes on.
-    keep_orphan(segment->mappings.back().take_memory());
+  Status first;
+  while (!segment->mappings.empty()) {
+    Mapping& last = segment->mappings.back();
+    Status status = last.close();
+    if (!status.ok() && status.code() != Code::kContextBroken) status = last.close();
+    if (!status.ok()) {
+      if (first.ok()) first = status;
+      if (last.mapped()) break;
+      // Unmapped, but its pages were not taken back: reap() tries again, the segment goes on.
+      keep_orphan(last.take_memory());
+    }
     segment->mappings.pop_back();
   }
   if (segment->mappings.empty()) {
     table_.set_state(segment, SegmentState::kAsleep);
-  } else if (segment->mappings.size() != before || status.code() == Code::kContextBroken) {
+  } else if (segment->mappings.size() != before || first.code() == Code::kContextBroken) {
     table_.set_state(segment, SegmentState::kLost);
   }
-  return {segment->id, noted(status)};
+  return {segment->id, noted(first)};
 }
 
 std::vector<Outcome> Core::unmap(const std::vector<SegmentId>& ids) {
