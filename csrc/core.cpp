@@ -104,6 +104,8 @@ Result<Core::DeviceFacts> Core::probe(Device device) {
                   "device " + std::to_string(device.ordinal) + " (" + properties.value().name +
                       ") has no virtual memory management");
   }
+  // Makes the device's context: what needs none of a certain device takes one that exists, and else makes the first's.
+  CUMEM_RETURN_IF_ERROR(driver_->memory_info(device).status());
   DeviceFacts facts;
   facts.granularity_bytes = properties.value().granularity_bytes;
   facts.exportable = properties.value().exportable;
