@@ -25,6 +25,12 @@ std::vector<Device> devices_of(const std::vector<SegmentPtr>& segments) {
   return devices;
 }
 
+Status one_buffer_each(const std::vector<Extent>& extents, const std::vector<std::byte*>& buffers) {
+  if (extents.size() == buffers.size()) return {};
+  return Status(Code::kInvalidValue, "copy",
+                std::to_string(extents.size()) + " extents but " + std::to_string(buffers.size()) + " buffers");
+}
+
 }  // namespace
 
 BlockHold::BlockHold(std::shared_ptr<Core> core, SegmentPtr segment, Run run)
@@ -364,11 +370,19 @@ Status Core::back_run(Segment& segment, const Run& run, const std::vector<Device
 
 Status Core::set_backing(SegmentId id, const std::vector<Run>& runs) {
   const auto held = table_.claimed({id});
-  if (held.empty()) return Status(Code::kNotFound, "set_backing", "segment " + std::to_string(id.value) + " is not claimed");
+  if (held.empty())
+    return Status(Code::kNotFound, "set_backing", "segment " + std::to_string(id.value) + " is not claimed");
   const SegmentPtr& segment = held.front();
   if (segment->properties.exportable || segment->captured || table_.state(segment) != SegmentState::kAsleep) {
     return Status(Code::kWrongState, "set_backing",
                   "segment " + std::to_string(id.value) + " is shareable, captured or not asleep: it keeps its pages");
+  }
+  std::uint64_t end = 0;
+  for (const Run& run : runs) {
+    if (run.offset < end || !segment->contains(run)) {
+      return Status(Code::kInvalidValue, "set_backing", "the runs are not ascending parts of the segment");
+    }
+    end = run.offset + run.length;
   }
   auto known = facts(segment->properties.device);
   if (!known.ok()) return noted(known.status());
@@ -467,16 +481,31 @@ Status Core::fill(const std::vector<Extent>& extents, std::uint8_t byte) {
   return move(Move::Kind::kFill, extents, {}, byte);
 }
 
+Status Core::reserve_backup(const std::vector<Extent>& extents) {
+  for (const Extent& extent : extents) {
+    const auto found = table_.claimed({extent.segment});
+    if (found.empty()) {
+      return Status(Code::kNotFound, "reserve", "segment " + std::to_string(extent.segment.value) + " is not claimed");
+    }
+    if (!found.front()->contains({extent.offset, extent.length})) {
+      return Status(Code::kInvalidValue, "reserve", "an extent leaves segment " + std::to_string(extent.segment.value));
+    }
+  }
+  return noted(backups_.reserve(extents));
+}
+
 Status Core::save(const std::vector<Extent>& extents) { return move_backups(Move::Kind::kToHost, extents); }
 
 Status Core::restore(const std::vector<Extent>& extents) { return move_backups(Move::Kind::kToDevice, extents); }
 
 Status Core::copy_to_host(const std::vector<Extent>& extents, const std::vector<std::byte*>& buffers, bool* in_flight) {
+  CUMEM_RETURN_IF_ERROR(one_buffer_each(extents, buffers));
   return move(Move::Kind::kToHost, extents, buffers, 0, in_flight);
 }
 
 Status Core::copy_to_device(const std::vector<Extent>& extents, const std::vector<std::byte*>& buffers,
                             bool* in_flight) {
+  CUMEM_RETURN_IF_ERROR(one_buffer_each(extents, buffers));
   return move(Move::Kind::kToDevice, extents, buffers, 0, in_flight);
 }
 

@@ -126,7 +126,7 @@ class Core : public std::enable_shared_from_this<Core> {
 
   // --- backups; extents lie in claimed segments ---
 
-  Status reserve_backup(const std::vector<Extent>& extents) { return noted(backups_.reserve(extents)); }
+  Status reserve_backup(const std::vector<Extent>& extents);
   Status save(const std::vector<Extent>& extents);     // pre: reserved, mapped
   Status restore(const std::vector<Extent>& extents);  // pre: saved, mapped
   void release_backup(const std::vector<Extent>& extents, bool keep_memory);

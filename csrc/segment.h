@@ -8,12 +8,14 @@
 //   any unmap that stops half-way ----> lost ---- map (removes what is left first) ----> moving
 //
 // Laws:
-//   resident or moving  =>  exactly the runs of `backing` are mapped, one handle a run, with access for the device and its peers
+//   resident or moving  =>  exactly the runs of `backing` are mapped, one handle a run, with access for the device and
+//                           for its peers
 //   asleep              =>  nothing is mapped in [range)
 //   dead == (!owned && blocks.empty());  a dead, unclaimed segment is in no table
 //
-// Threads: `state`, `owned`, `claims`, `blocks`, `backing` belong to the table's mutex. `range` and `mappings` belong to whoever
-// holds a claim (there is one transition at a time) or, once dead and out of the table, to whoever destroys it.
+// Threads: `state`, `owned`, `claims`, `blocks`, `backing` belong to the table's mutex. `range` and `mappings` belong
+// to whoever holds a claim (there is one transition at a time) or, once dead and out of the table, to whoever destroys
+// it.
 #pragma once
 
 #include <algorithm>
@@ -47,8 +49,8 @@ struct Segment {
   AddressRange range;               // before mappings: pages go before addresses
   std::vector<Mapping> mappings;    // ascending
 
-  // What has pages, or gets them at the next map: ascending, disjoint, multiples of the granularity. The whole segment at first;
-  // a wake leaves holes where nothing lives any more.
+  // What has pages, or gets them at the next map: ascending, disjoint, multiples of the granularity. The whole segment
+  // at first; a wake leaves holes where nothing lives any more.
   std::vector<Run> backing;
   bool captured = false;  // made while a stream was captured: a CUDA graph holds its addresses, live or not
 

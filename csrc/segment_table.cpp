@@ -93,7 +93,7 @@ Result<SegmentPtr> SegmentTable::add_block(DeviceAddress address, std::uint64_t 
   const auto it = by_address_.find(address.value);
   if (it == by_address_.end() || it->second->dead()) return no_segment("add_block", address);
   const SegmentPtr& segment = it->second;
-  if (length == 0 || offset > segment->size() || length > segment->size() - offset) {
+  if (length == 0 || !segment->contains({offset, length})) {
     return Status(Code::kInvalidValue, "add_block",
                   "block of " + std::to_string(length) + " bytes at offset " + std::to_string(offset) +
                       " is not in a segment of " + std::to_string(segment->size()) + " bytes");
@@ -212,7 +212,7 @@ std::string SegmentTable::check_valid() const {
     if (by_id_.count(segment->id) == 0) return name + " has no entry by id";
     if (segment->dead() && segment->claims == 0) return name + " is dead, unclaimed and still in the table";
     for (const auto& [offset, length] : segment->blocks) {
-      if (offset > segment->size() || length > segment->size() - offset) return name + " has a block outside of it";
+      if (!segment->contains({offset, length})) return name + " has a block outside of it";
     }
     if (segment->claims > 0) continue;  // its pages are moving
     std::uint64_t mapped = 0;
