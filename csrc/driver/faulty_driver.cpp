@@ -11,7 +11,7 @@ constexpr std::array kCallNames = {
     "memory_info",   "reserve",        "address_free", "create",        "release",       "map",
     "set_access",    "unmap",          "export_fd",    "import_fd",     "register_host", "unregister_host",
     "create_stream", "destroy_stream", "create_event", "destroy_event", "record_event",  "query_event",
-    "copy_to_host",  "copy_to_device", "fill",         "synchronize",
+    "copy_to_host",  "copy_to_device", "fill",         "synchronize",   "fence",
 };
 
 Status check_name(const char* caller, const std::string& call) {

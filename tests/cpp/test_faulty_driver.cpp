@@ -87,11 +87,12 @@ TEST_CASE("every_call_is_logged_under_its_own_name") {
   CHECK_CODE(kDriver, driver->copy_to_device({}, host.at(), 8, StreamHandle(1)));
   CHECK_CODE(kDriver, driver->fill({}, 0, 8, StreamHandle(1)));
   CHECK_CODE(kDriver, driver->synchronize(kFirst));
+  CHECK_CODE(kDriver, driver->fence(kFirst));
   CHECK(driver->calls() ==
         Names{"memory_info",   "reserve",        "address_free", "create",        "release",       "map",
               "set_access",    "unmap",          "export_fd",    "import_fd",     "register_host", "unregister_host",
               "create_stream", "destroy_stream", "create_event", "destroy_event", "record_event",  "query_event",
-              "copy_to_host",  "copy_to_device", "fill",         "synchronize"});
+              "copy_to_host",  "copy_to_device", "fill",         "synchronize",   "fence"});
   CHECK(driver->failed() == driver->calls().size());
   CHECK(driver->counts() == DriverCounts{});
   for (const std::string& name : driver->calls()) CHECK_OK(driver->fail_at(0, Code::kDriver, 1, name));
