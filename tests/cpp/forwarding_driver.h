@@ -59,6 +59,8 @@ class ForwardingDriver : public Driver {
     return inner_->fill(device, byte, size, stream);
   }
   Status synchronize(Device device) override { return inner_->synchronize(device); }
+  Status fence(Device device) override { return inner_->fence(device); }
+  [[nodiscard]] bool is_capturing(std::uint64_t native_stream) override { return inner_->is_capturing(native_stream); }
 
  private:
   const std::shared_ptr<Driver> inner_;

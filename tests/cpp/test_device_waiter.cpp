@@ -10,6 +10,7 @@
 #include <limits>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -108,6 +109,16 @@ TEST_CASE("errors_of_the_devices_work_surface_in_the_wait_and_do_not_stay") {
   CHECK_CODE(kDriver, waiter.wait(kFirst));
   CHECK_OK(waiter.wait(kFirst));
   CHECK_REFUSED(waiter.wait(Device{7}));
+}
+
+TEST_CASE("a_wait_beside_a_capture_is_the_drivers_fence") {
+  const auto driver = make();
+  DeviceWaiter waiter(driver, kLong);
+  CHECK_OK(waiter.wait(kFirst, true));
+  CHECK_OK(waiter.wait({kFirst, kSecond}, true));
+  CHECK(driver->calls() == std::vector<std::string>{"fence", "fence", "fence"});
+  CHECK_OK(waiter.wait(kFirst));
+  CHECK(waits(*driver) == 1);  // the next one no longer is
 }
 
 TEST_CASE("a_wait_covers_each_device_once") {

@@ -172,6 +172,41 @@ TEST_CASE("runs_without_a_hole_size_add_up_to_the_live_units") {
   }
 }
 
+// --- pages ---
+
+TEST_CASE("pages_are_those_that_a_run_touches") {
+  CHECK(page_runs({{1, 1}}, 16384, 4096) == Runs{{0, 4096}});
+  CHECK(page_runs({{4095, 2}}, 16384, 4096) == Runs{{0, 8192}});
+  CHECK(page_runs({{4096, 4096}}, 16384, 4096) == Runs{{4096, 4096}});
+  CHECK(page_runs({{0, 1}, {12288, 1}}, 16384, 4096) == Runs{{0, 4096}, {12288, 4096}});
+  CHECK(page_runs({{0, 1}, {4096, 1}, {6000, 1}}, 16384, 4096) == Runs{{0, 8192}});  // neighbours become one
+  CHECK(page_runs({{0, 16384}}, 16384, 4096) == Runs{{0, 16384}});
+  CHECK(page_runs({}, 16384, 4096).empty());
+  CHECK(page_runs({{512, 0}}, 16384, 4096).empty());
+}
+
+TEST_CASE("pages_of_random_runs_are_the_naive_ones") {
+  Random random(kSeed + 3);
+  for (int round = 0; round < 2000; ++round) {
+    CAPTURE(round);
+    const std::uint64_t page = std::uint64_t{512} << below(random, 4);
+    const std::uint64_t size = page * (1 + below(random, 40));
+    const Runs runs = live_runs(random_blocks(random, size), size, below(random, 2000));
+    Runs expected;
+    for (std::uint64_t begin = 0; begin < size; begin += page) {
+      const bool touched = std::any_of(
+          runs.begin(), runs.end(), [&](const Run& run) { return run.offset < begin + page && end_of(run) > begin; });
+      if (!touched) continue;
+      if (!expected.empty() && end_of(expected.back()) == begin) {
+        expected.back().length += page;
+      } else {
+        expected.push_back({begin, page});
+      }
+    }
+    REQUIRE(page_runs(runs, size, page) == expected);
+  }
+}
+
 // --- slabs ---
 
 TEST_CASE("blocks_fill_a_slab_up_to_its_target_in_order") {

@@ -1,7 +1,5 @@
 // A process that exits, and one that forks: what a core's objects do then. Exiting is for ever, so each such case runs
 // in a process of its own: the same program, started again for one case that is skipped otherwise.
-#include <fcntl.h>
-#include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,9 +11,8 @@
 #include "core_helpers.h"
 #include "driver/faulty_driver.h"
 #include "driver/host_driver.h"
+#include "own_process.h"
 #include "process.h"
-
-extern char** environ;
 
 namespace cumem::testing {
 namespace {
@@ -27,38 +24,6 @@ std::shared_ptr<FaultyDriver> make_driver() {
   options.device_bytes = 4 * kMiB;
   options.granularity_bytes = kGranule;
   return std::make_shared<FaultyDriver>(must(HostDriver::create(options)));
-}
-
-// Runs one skipped case of this program in a process of its own. Whether it ran there and ended well; else prints why.
-bool passes_in_a_process_of_its_own(const std::string& test_case) {
-  std::vector<std::string> words{"cumem_tests", "--test-case=" + test_case, "--no-skip", "--no-intro"};
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  int ends[2];
-  REQUIRE(pipe2(ends, O_CLOEXEC) == 0);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
-  pid_t child = 0;
-  REQUIRE(posix_spawn(&child, "/proc/self/exe", &actions, nullptr, arguments.data(), environ) == 0);
-  posix_spawn_file_actions_destroy(&actions);
-  close(ends[1]);
-  std::string output;
-  char buffer[4096];
-  for (ssize_t got = ::read(ends[0], buffer, sizeof buffer); got > 0; got = ::read(ends[0], buffer, sizeof buffer)) {
-    output.append(buffer, static_cast<std::size_t>(got));
-  }
-  close(ends[0]);
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  const std::string count = "test cases:";
-  const auto at = output.find(count);
-  const bool one_ran = at != std::string::npos && std::stoi(output.substr(at + count.size())) == 1;
-  if (one_ran && WIFEXITED(status) && WEXITSTATUS(status) == 0) return true;
-  MESSAGE(output);
-  return false;
 }
 
 // Runs `work` in a fork, which ends with what it returns; a fork that hangs ends by a signal.
