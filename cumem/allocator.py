@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from . import _core, config, tensors, torch_glue
 from .adopt import adopt as adopt_into
+from .claims import forget_dead
 from .errors import CumemError, InvalidArgument, StateError, WakeUpPartialFailure
 from .fraction_hook import FractionHook
 from .hooks import Hooks
 from .keeping import address_runs
-from .memory import Memory, Tag, split_policy
+from .ledger import memory_stats
+from .memory import Memory, split_policy
 from .region import Region, as_devices, default_tag
-from .reports import AdoptReport, MemoryStats, SleepReport, TagStats, WakeReport
-from .sleeping import Sleep, discard, forget_dead
+from .reports import AdoptReport, MemoryStats, SleepReport, WakeReport
+from .sleeping import Sleep, discard
 from .transition import add_notes, run_transition, unless_under_way
 from .waking import Wake
 
@@ -102,6 +104,16 @@ class Allocator:
         self._memory.refuse_fork()
         return self._memory
 
+    def _place(
+        self, tag: str | None, backend: str | None, device: int | str | torch.device | None
+    ) -> tuple[Memory, str, int]:
+        """Where a new tensor goes: (memory, tag, device index); a new tag is made once all was checked."""
+        memory = self._usable()
+        index = memory.device_index(device)
+        name = default_tag(memory, tag)
+        memory.ensure_tag(name, backend)
+        return memory, name, index
+
     # --- tensors ---
 
     def empty(
@@ -131,10 +143,7 @@ class Allocator:
 
         May wait for the device when memory is short, to reuse what died.
         """
-        memory = self._usable()
-        index = memory.device_index(device)
-        tag = default_tag(memory, tag)
-        memory.ensure_tag(tag, backend)
+        memory, tag, index = self._place(tag, backend, device)
         return tensors.empty(memory, shape, dtype=dtype, tag=tag, device=index, shareable=shareable)
 
     def zeros(
@@ -147,10 +156,7 @@ class Allocator:
         shareable: bool = False,
     ) -> torch.Tensor:
         """As `empty`, filled with zeros on the current stream."""
-        memory = self._usable()
-        index = memory.device_index(device)
-        tag = default_tag(memory, tag)
-        memory.ensure_tag(tag, backend)
+        memory, tag, index = self._place(tag, backend, device)
         return tensors.zeros(memory, shape, dtype=dtype, tag=tag, device=index, shareable=shareable)
 
     def full(
@@ -164,10 +170,7 @@ class Allocator:
         shareable: bool = False,
     ) -> torch.Tensor:
         """As `empty`, filled with `fill_value` on the current stream."""
-        memory = self._usable()
-        index = memory.device_index(device)
-        tag = default_tag(memory, tag)
-        memory.ensure_tag(tag, backend)
+        memory, tag, index = self._place(tag, backend, device)
         return tensors.full(
             memory, shape, fill_value=fill_value, dtype=dtype, tag=tag, device=index, shareable=shareable
         )
@@ -182,9 +185,7 @@ class Allocator:
             InvalidArgument: `obj` holds no tensor; a tag or backend that is refused.
             StateError: a tensor belongs to another tag; the tag has another backend.
         """
-        memory = self._usable()
-        tag = default_tag(memory, tag)
-        memory.ensure_tag(tag, backend)
+        memory, tag, _ = self._place(tag, backend, None)
         return adopt_into(memory, obj, tag)
 
     def host_view(self, t: torch.Tensor) -> torch.Tensor:
@@ -314,36 +315,7 @@ class Allocator:
 
     def stats(self) -> MemoryStats:
         """The allocator's own ledger. Waits for nothing; other memory of the process is not in it."""
-        memory = self._asked()
-        core = memory.core
-        by_tag = {tag.name: self._tag_stats(tag) for tag in memory.select(None)}
-        return MemoryStats(
-            virtual_bytes=sum(tag.virtual_bytes for tag in by_tag.values()),
-            mapped_bytes=sum(tag.mapped_bytes for tag in by_tag.values()) + core.dead_bytes,
-            live_bytes=sum(tag.live_bytes for tag in by_tag.values()),
-            host_bytes=core.host_bytes,
-            by_tag=by_tag,
-        )
-
-    def _tag_stats(self, tag: Tag) -> TagStats:
-        core = self._memory.core
-        infos = core.segments(tag.slot)
-        return TagStats(
-            state=self._memory.state(tag.name),
-            backend=tag.policy.backend,
-            segments=len(infos),
-            virtual_bytes=sum(info.size for info in infos),
-            mapped_bytes=sum(info.mapped_bytes for info in infos),
-            live_bytes=sum(self._live_bytes(infos)),
-            backup_bytes=sum(core.backup_bytes(info.id) for info in infos),
-        )
-
-    def _live_bytes(self, infos: list[_core.SegmentInfo]) -> Iterator[int]:
-        pools = self._memory.pools
-        known = {} if pools is None else pools.live_runs(infos)  # torch's segments: what torch says lives in them
-        for info in infos:
-            runs = known.get(info.id)
-            yield info.live_bytes if runs is None else sum(length for _, length in runs)
+        return memory_stats(self._asked())
 
     @property
     def driver_name(self) -> str:

@@ -7,13 +7,14 @@ it nothing is undone: the transition goes on to its end and `SleepFailure` lists
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
 from ._core import Extent, SegmentInfo
 from .backends import CpuBackend, DiscardBackend
 from .backends.base import SleepModeBackend
-from .errors import CumemError, FailedSegment, OutOfHostMemory, SleepFailure
+from .claims import claimed
+from .errors import FailedSegment, OutOfHostMemory, SleepFailure
 from .hooks import Hooks, Transition
 from .keeping import AddressRun
 from .memory import Memory, Parked, Tag
@@ -21,7 +22,7 @@ from .reports import SleepReport, TagSleep
 from .shield import Shield
 from .transition import HookRun, Phases, add_notes, failed_segment
 
-__all__ = ["Sleep", "discard", "forget_dead"]
+__all__ = ["Sleep", "discard"]
 
 
 @dataclass
@@ -67,35 +68,23 @@ class Sleep:
         self._drop_all = drop_all
         self._phases = Phases()
         self._parts: list[_Part] = []
-        self._claimed: list[int] = []
         # Drops what a level 2 sleep or discard() drops; saves what `keep` names in a dropped tag.
         self._dropper = DiscardBackend(memory.context)
         self._keeper = CpuBackend(memory.context)
 
     def __call__(self, shield: Shield[SleepReport]) -> SleepReport:
-        with self._phases("check"):
-            self._memory.seal_pools(self._tags)
-            self._memory.reap()
-            forget_dead(self._memory)
-            self._claim()
-        try:
-            return self._claimed_sleep(shield) if self._claimed else self._report()
-        finally:
-            self._core.unclaim(self._claimed)
-            with suppress(CumemError):  # what died meanwhile and cannot go yet stays counted, for the next call
-                self._memory.reap()
+        with ExitStack() as claims:
+            with self._phases("check"):
+                self._memory.seal_pools(self._tags)
+                # A lost one may hold pages that a failed map left behind; its contents are parked, as those of a
+                # moving one.
+                held = claims.enter_context(claimed(self._memory, self._tags, but="asleep"))
+                self._parts = [self._plan(_Part(tag, self._is_dropped(tag), infos)) for tag, infos in held]
+            return self._claimed_sleep(shield) if self._parts else self._report()
 
-    def _claim(self) -> None:
-        # A lost one may hold pages that a failed map left behind; its contents are parked, as those of a moving one.
-        found = {tag.name: [i for i in self._core.segments(tag.slot) if i.state != "asleep"] for tag in self._tags}
-        held = set(self._core.claim([info.id for infos in found.values() for info in infos]))
-        self._claimed = sorted(held)
-        for tag in self._tags:
-            infos = [info for info in found[tag.name] if info.id in held]
-            if infos:
-                part = _Part(tag, self._is_dropped(tag), infos)
-                self._plan(part)
-                self._parts.append(part)
+    @property
+    def _claimed(self) -> list[int]:
+        return sorted(info.id for part in self._parts for info in part.segments)
 
     def _is_dropped(self, tag: Tag) -> bool:
         reloaded = self._level == 2 and tag.policy.reloadable
@@ -103,13 +92,14 @@ class Sleep:
 
     # --- planning ---
 
-    def _plan(self, part: _Part) -> None:
+    def _plan(self, part: _Part) -> _Part:
         # A segment that an unfinished wake left "moving" or "lost" still has its contents parked: nothing of it is
         # saved again.
         whole = [info for info in part.segments if info.id not in self._memory.parked]
         live = self._memory.live_runs(whole)
         for info in whole:
             part.parked[info.id] = self._plan_segment(part, info, live[info.id])
+        return part
 
     def _plan_segment(self, part: _Part, info: SegmentInfo, live: list[Extent]) -> list[Parked]:
         backend = part.tag.backend
@@ -313,14 +303,3 @@ def discard(memory: Memory, hooks: Hooks, tags: list[Tag]) -> Callable[[Shield[S
         return replace(report, discarded_bytes=total, host_bytes=memory.core.host_bytes, by_tag=by_tag)
 
     return body
-
-
-def forget_dead(memory: Memory) -> None:
-    """Forgets what was parked for segments that died; the core has dropped their backups.
-
-    Raises nothing. pre: runs alone, as a transition.
-    """
-    alive = {info.id for info in memory.core.segments()}
-    for segment in [segment for segment in memory.parked if segment not in alive]:
-        for part in memory.parked.pop(segment):
-            part.backend.release(part.extents)

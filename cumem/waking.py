@@ -7,18 +7,18 @@ transition has committed, and only what this call mapped is ever unmapped.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from . import torch_glue
 from ._core import SegmentInfo
 from .backends.base import Restored
+from .claims import claimed
 from .errors import CumemError, FailedSegment, OutOfDeviceMemory, WakeUpPartialFailure
 from .hooks import Hooks, Transition
 from .memory import Memory, Parked, Tag
 from .reports import TagWake, WakeReport
 from .shield import Shield
-from .sleeping import forget_dead
 from .transition import HookRun, Phases, add_notes, failed_segment
 
 __all__ = ["Wake"]
@@ -53,29 +53,18 @@ class Wake:
         self._rollback = rollback
         self._phases = Phases()
         self._parts: list[_Part] = []
-        self._claimed: list[int] = []
         self._failed: dict[int, tuple[str, Exception]] = {}  # segment -> (phase, error)
 
     def __call__(self, shield: Shield[WakeReport]) -> WakeReport:
-        with self._phases("check"):
-            self._memory.reap()
-            forget_dead(self._memory)
-            self._claim()
-        try:
-            return self._claimed_wake(shield) if self._claimed else self._report()
-        finally:
-            self._core.unclaim(self._claimed)
-            with suppress(CumemError):  # what died meanwhile and cannot go yet stays counted, for the next call
-                self._memory.reap()
+        with ExitStack() as claims:
+            with self._phases("check"):
+                held = claims.enter_context(claimed(self._memory, self._tags, but="resident"))
+                self._parts = [_Part(tag, infos) for tag, infos in held]
+            return self._claimed_wake(shield) if self._parts else self._report()
 
-    def _claim(self) -> None:
-        found = {tag.name: [i for i in self._core.segments(tag.slot) if i.state != "resident"] for tag in self._tags}
-        self._claimed = self._core.claim([info.id for infos in found.values() for info in infos])
-        held = set(self._claimed)
-        for tag in self._tags:
-            infos = [info for info in found[tag.name] if info.id in held]
-            if infos:
-                self._parts.append(_Part(tag, infos))
+    @property
+    def _claimed(self) -> list[int]:
+        return [info.id for part in self._parts for info in part.segments]
 
     # --- the transaction ---
 
