@@ -93,8 +93,8 @@ std::string Backups::check_valid() const {
   const Lock lock(mutex_);
   const Extent* before = nullptr;
   for (const auto& [extent, block] : blocks_) {
-    const std::string name = "the backup at offset " + std::to_string(extent.offset) + " of segment " +
-                             std::to_string(extent.segment.value);
+    const std::string name =
+        "the backup at offset " + std::to_string(extent.offset) + " of segment " + std::to_string(extent.segment.value);
     if (extent.length == 0 || extent.length > block->size()) return name + " has another size than its memory";
     if (before != nullptr && before->segment == extent.segment && before->end() > extent.offset) {
       return name + " overlaps the one before it";

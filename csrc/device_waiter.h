@@ -23,8 +23,8 @@ class DeviceWaiter {
   DeviceWaiter(const DeviceWaiter&) = delete;
   DeviceWaiter& operator=(const DeviceWaiter&) = delete;
 
-  // kBusy at the deadline, which counts from the call. Errors of the device's work surface here. `beside_capture`: a capture
-  // is known to be under way; wait by the driver's fence, which leaves it alone.
+  // kBusy at the deadline, which counts from the call. Errors of the device's work surface here. `beside_capture`: a
+  // capture is known to be under way; wait by the driver's fence, which leaves it alone.
   Status wait(Device device, bool beside_capture = false);
   Status wait(const std::vector<Device>& devices, bool beside_capture = false);
 

@@ -21,8 +21,8 @@ struct Run {
 [[nodiscard]] std::vector<Run> live_runs(std::vector<Run> blocks, std::uint64_t segment_size,
                                          std::uint64_t hole_bytes = kHoleBytes);
 
-// The pages of `page_bytes` that `runs` (ascending, disjoint) touch, as runs: ascending, disjoint, never adjacent, multiples of
-// `page_bytes`, clipped to the segment (itself a multiple).
+// The pages of `page_bytes` that `runs` (ascending, disjoint) touch, as runs: ascending, disjoint, never adjacent,
+// multiples of `page_bytes`, clipped to the segment (itself a multiple).
 [[nodiscard]] std::vector<Run> page_runs(const std::vector<Run>& runs, std::uint64_t segment_size,
                                          std::uint64_t page_bytes);
 

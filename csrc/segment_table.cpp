@@ -35,6 +35,14 @@ Status no_segment(const char* call, DeviceAddress address) {
 
 }  // namespace
 
+std::vector<Device> devices_of(const std::vector<SegmentPtr>& segments) {
+  std::vector<Device> devices;
+  for (const SegmentPtr& segment : segments) {
+    if (!segment->mappings.empty()) devices.push_back(segment->properties.device);
+  }
+  return devices;
+}
+
 void SegmentTable::insert(SegmentPtr segment) {
   const Lock lock(mutex_);
   by_id_.emplace(segment->id, segment);

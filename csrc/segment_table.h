@@ -44,6 +44,9 @@ struct SegmentInfo {
   }
 };
 
+// The devices on which these segments have pages. pre: their mappings are the caller's to read.
+[[nodiscard]] std::vector<Device> devices_of(const std::vector<SegmentPtr>& segments);
+
 class SegmentTable {
  public:
   void insert(SegmentPtr segment);

@@ -285,7 +285,8 @@ void bind_backups(py::class_<Core, CorePtr>& core) {
 
 void bind_torch(py::module_& m) {
   m.def(
-      "torch_entry", [](CorePtr core, std::uint64_t slot) { return check(add_torch_entry(std::move(core), SlotId(slot))); },
+      "torch_entry",
+      [](CorePtr core, std::uint64_t slot) { return check(add_torch_entry(std::move(core), SlotId(slot))); },
       py::arg("core"), py::arg("slot"));
   m.def(
       "torch_malloc_address", [](int entry) { return reinterpret_cast<std::uintptr_t>(torch_malloc(entry)); },

@@ -22,8 +22,8 @@ T check(Result<T> result) {
   return std::move(result).value();
 }
 
-// Runs `work`, which throws nothing, without the GIL. Not by a guard object: while the interpreter ends, taking the GIL back
-// unwinds a daemon thread's stack, which must not happen inside a destructor.
+// Runs `work`, which throws nothing, without the GIL. Not by a guard object: while the interpreter ends, taking the GIL
+// back unwinds a daemon thread's stack, which must not happen inside a destructor.
 template <typename Work>
 auto without_gil(Work work) {
   PyThreadState* const state = PyEval_SaveThread();

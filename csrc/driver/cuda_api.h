@@ -45,7 +45,7 @@ namespace cumem {
   X(cuStreamCreate)                    \
   X(cuStreamDestroy)                   \
   X(cuStreamIsCapturing)               \
-  X(cuLaunchHostFunc)                   \
+  X(cuLaunchHostFunc)                  \
   X(cuEventCreate)                     \
   X(cuEventDestroy)                    \
   X(cuEventRecord)                     \

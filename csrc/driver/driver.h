@@ -122,11 +122,12 @@ class Driver {
   // DeviceWaiter. Errors of that work surface here. Beside a capture it may fail, and end the capture.
   virtual Status synchronize(Device device) = 0;
 
-  // The same wait in the way that freeing memory waits: it leaves captures alone, but may hold up other threads' launches.
+  // The same wait in the way that freeing memory waits: it leaves captures alone, but may hold up other threads'
+  // launches.
   virtual Status fence(Device device) { return synchronize(device); }
 
-  // Whether the stream with this native handle (0: the default stream) is being captured into a graph, or cannot be asked
-  // because another capture forbids it.
+  // Whether the stream with this native handle (0: the default stream) is being captured into a graph, or cannot be
+  // asked because another capture forbids it.
   [[nodiscard]] virtual bool is_capturing(std::uint64_t native_stream) {
     (void)native_stream;
     return false;
