@@ -11,7 +11,16 @@ import pytest
 from layout.source_tree import REPOSITORY, cpp_files, cycles, includes, reachable
 
 _BASE, _DRIVER, _VMM, _PARTS, _CORE, _SHIM, _BINDINGS = range(7)
-_NAMED = {"status": _BASE, "types": _BASE, "process": _BASE, "vmm": _VMM, "core": _CORE, "torch_shim": _SHIM}
+_NAMED = {
+    "status": _BASE,
+    "types": _BASE,
+    "process": _BASE,
+    "vmm": _VMM,
+    "core": _CORE,
+    "core_copies": _CORE,
+    "core_transitions": _CORE,
+    "torch_shim": _SHIM,
+}
 _FOLDERS = {"driver": _DRIVER, "bindings": _BINDINGS}
 _TORCH_HEADERS = ("torch/", "ATen/", "c10/")
 _CUDA_HEADER = re.compile(r"(cuda|cu[A-Z]|nvrtc|nvml|nccl).*\.h")
