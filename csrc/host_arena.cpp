@@ -86,10 +86,11 @@ Result<std::vector<HostBlockPtr>> HostArena::allocate(const std::vector<std::uin
     const Lock lock(mutex_);
     pending_bytes_ -= bytes;
     if (!slabs.ok()) return slabs.status();
-    for (const auto& slab : slabs.value()) entries_[slab.get()] = Entry{slab, {{0, slab->size()}}};
+    const std::size_t first = entries_.size();
+    for (const auto& slab : slabs.value()) entries_.push_back({slab, {{0, slab->size()}}});
     for (std::size_t i = 0; i < missing.size(); ++i) {
       const auto& [slab, offset] = plan.places[i];
-      Entry& entry = entries_[slabs.value()[slab].get()];
+      Entry& entry = entries_[first + slab];
       const auto last = std::prev(entry.free.end());  // blocks are placed in order: the free rest is one run
       const std::uint64_t rest = last->second - missing_sizes[i];
       entry.free.erase(last);
@@ -102,7 +103,7 @@ Result<std::vector<HostBlockPtr>> HostArena::allocate(const std::vector<std::uin
 
 std::optional<HostArena::Placed> HostArena::take_free(std::uint64_t size) {
   const Lock lock(mutex_);
-  for (auto& [key, entry] : entries_) {
+  for (Entry& entry : entries_) {
     for (auto it = entry.free.begin(); it != entry.free.end(); ++it) {
       if (it->second < size) continue;
       const Run run{it->first, size};
@@ -117,8 +118,8 @@ std::optional<HostArena::Placed> HostArena::take_free(std::uint64_t size) {
 
 void HostArena::give_back(const Slab* slab, Run place) {
   const Lock lock(mutex_);
-  const auto it = entries_.find(slab);
-  if (it != entries_.end()) insert_free(it->second, place);
+  const auto it = std::find_if(entries_.begin(), entries_.end(), [&](const Entry& e) { return e.slab.get() == slab; });
+  if (it != entries_.end()) insert_free(*it, place);
 }
 
 void HostArena::insert_free(Entry& entry, Run place) {
@@ -144,7 +145,7 @@ Status HostArena::admit(std::uint64_t bytes) {
   }
   const Lock lock(mutex_);
   std::uint64_t held = pending_bytes_;
-  for (const auto& [key, entry] : entries_) held += entry.slab->size();
+  for (const Entry& entry : entries_) held += entry.slab->size();
   if (budget_bytes_ && (held > *budget_bytes_ || bytes > *budget_bytes_ - held)) {
     const std::uint64_t left = *budget_bytes_ - std::min(*budget_bytes_, held);
     return Status::out_of_host_memory("reserve", bytes, left, "host_budget leaves too little");
@@ -172,8 +173,8 @@ std::uint64_t HostArena::trim(Status* failed) {
   {
     const Lock lock(mutex_);
     for (auto it = entries_.begin(); it != entries_.end();) {
-      if (it->second.empty()) {
-        empty.push_back(it->second.slab);
+      if (it->empty()) {
+        empty.push_back(it->slab);
         it = entries_.erase(it);
       } else {
         ++it;
@@ -189,7 +190,7 @@ std::uint64_t HostArena::trim(Status* failed) {
     }
     if (failed != nullptr && failed->ok()) *failed = std::move(status);
     const Lock lock(mutex_);
-    entries_[slab.get()] = Entry{slab, {{0, slab->size()}}};
+    entries_.push_back({slab, {{0, slab->size()}}});
   }
   return bytes;
 }
@@ -197,14 +198,14 @@ std::uint64_t HostArena::trim(Status* failed) {
 std::uint64_t HostArena::bytes() const {
   const Lock lock(mutex_);
   std::uint64_t total = pending_bytes_;
-  for (const auto& [key, entry] : entries_) total += entry.slab->size();
+  for (const Entry& entry : entries_) total += entry.slab->size();
   return total;
 }
 
 std::uint64_t HostArena::used_bytes() const {
   const Lock lock(mutex_);
   std::uint64_t total = 0;
-  for (const auto& [key, entry] : entries_) {
+  for (const Entry& entry : entries_) {
     total += entry.slab->size();
     for (const auto& [offset, length] : entry.free) total -= length;
   }
@@ -214,14 +215,14 @@ std::uint64_t HostArena::used_bytes() const {
 std::uint64_t HostArena::pageable_bytes() const {
   const Lock lock(mutex_);
   std::uint64_t total = 0;
-  for (const auto& [key, entry] : entries_) total += entry.slab->pinned() ? 0 : entry.slab->size();
+  for (const Entry& entry : entries_) total += entry.slab->pinned() ? 0 : entry.slab->size();
   return total;
 }
 
 std::string HostArena::check_valid() const {
   const Lock lock(mutex_);
   std::uint64_t held = pending_bytes_;
-  for (const auto& [key, entry] : entries_) {
+  for (const Entry& entry : entries_) {
     held += entry.slab->size();
     std::uint64_t end = 0;
     bool first = true;

@@ -109,7 +109,9 @@ class HostArena : public std::enable_shared_from_this<HostArena> {
   std::shared_ptr<Driver> driver_;
   std::optional<std::uint64_t> budget_bytes_;
   mutable std::mutex mutex_;
-  std::map<const Slab*, Entry> entries_;
+  // In the order in which they were made, and searched in it: the same requests again find the same places, so that a
+  // cycle that is repeated needs no more than the first one did.
+  std::vector<Entry> entries_;
   std::uint64_t pending_bytes_ = 0;  // admitted, being populated
 };
 

@@ -187,6 +187,16 @@ TEST_CASE("a_refused_request_leaves_the_blocks_as_they_were") {
   CHECK_OK(setup.arena->allocate({512}));
 }
 
+TEST_CASE("the_same_requests_again_find_the_same_places") {
+  const Setup setup;
+  for (int round = 0; round < 4; ++round) {
+    const Blocks first = setup.allocate({page(), 3 * page()});
+    const Blocks second = setup.allocate({2 * page()});
+    const Blocks third = setup.allocate({5 * page(), page()});
+    CHECK(setup.arena->bytes() == 12 * page());
+  }
+}
+
 TEST_CASE("empty_slabs_make_room_for_a_request_of_another_shape") {
   const Setup setup(4 * page());
   setup.allocate({page()});
