@@ -154,6 +154,16 @@ class Sleep:
         return self._report()
 
     def _reserve(self) -> None:
+        try:
+            self._reserve_all()
+        except OutOfHostMemory:
+            self._release_all()
+            if self._core.trim_host() == 0:
+                raise
+            # Kept slabs whose shape did not fit were in the way, perhaps only since part of this sleep was in them.
+            self._reserve_all()
+
+    def _reserve_all(self) -> None:
         for part, backend, extents in self._by_backend():
             try:
                 backend.reserve(extents)
