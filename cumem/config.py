@@ -52,9 +52,11 @@ def _whole(name: str, default: int) -> int:
 
 
 def _host_driver() -> _core.Driver:
-    return _core.host_driver(
-        device_count=_whole("CUMEM_HOST_DEVICES", 2), device_bytes=_whole("CUMEM_HOST_DEVICE_BYTES", 8 << 30)
-    )
+    count, size = _whole("CUMEM_HOST_DEVICES", 2), _whole("CUMEM_HOST_DEVICE_BYTES", 8 << 30)
+    try:
+        return _core.host_driver(device_count=count, device_bytes=size)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"CUMEM_HOST_DEVICES={count}, CUMEM_HOST_DEVICE_BYTES={size}: {error}") from error
 
 
 def choose_driver(driver: str | _core.Driver) -> _core.Driver:
