@@ -2,7 +2,9 @@
 
 import pytest
 
-from cumem import transition
+pytest.register_assert_rewrite("unit.machine", "unit.interpreter", "unit.hook_log")
+
+from cumem import transition  # noqa: E402
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -98,28 +96,3 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never became true"
         time.sleep(0.001)
-
-
-# What scripts in an interpreter of their own begin with.
-PRELUDE = """
-import os, sys, threading
-import torch
-import cumem
-from cumem import _core
-GRANULE = 64 << 10
-driver = _core.FaultyDriver(
-    _core.host_driver(device_count=2, device_bytes=1024 * GRANULE, granularity_bytes=GRANULE)
-)
-a = cumem.Allocator(driver=driver)
-weights = a.full(GRANULE, fill_value=7, dtype=torch.uint8, tag="weights")
-cache = a.full(GRANULE, fill_value=9, dtype=torch.uint8, tag="cache")
-"""
-
-
-def run_script(script: str, *, prelude: str = PRELUDE, status: int = 0) -> str:
-    """Runs it in a fresh interpreter; what it printed. Its exit status must be that, its stderr clean."""
-    done = subprocess.run(
-        [sys.executable, "-c", prelude + script], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert (done.returncode, done.stderr) == (status, "")
-    return done.stdout

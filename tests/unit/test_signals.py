@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from unit.interpreter import run_script
 from unit.machine import (
     GRANULE,
     PATIENCE_S,
@@ -13,7 +14,6 @@ from unit.machine import (
     faulty_driver,
     held_at,
     in_background,
-    run_script,
     small_allocator,
     until,
     used_bytes,
