@@ -2,11 +2,11 @@
 
 #include <cstdio>
 #include <string>
-#include <unordered_map>
 #include <utility>
 
 #include "cuda_api.h"
 #include "cuda_fence.h"
+#include "cuda_ledger.h"
 
 namespace cumem {
 namespace {
@@ -36,7 +36,11 @@ Code code_of(CUresult result) {
   switch (result) {
     case CUDA_SUCCESS: return Code::kOk;
     case CUDA_ERROR_OUT_OF_MEMORY: return Code::kOutOfDeviceMemory;
-    case CUDA_ERROR_INVALID_VALUE: return Code::kInvalidValue;
+    case CUDA_ERROR_INVALID_VALUE:
+    case CUDA_ERROR_INVALID_DEVICE:
+    case CUDA_ERROR_INVALID_HANDLE:
+    case CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
+    case CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED: return Code::kInvalidValue;
     case CUDA_ERROR_NOT_SUPPORTED:
     case CUDA_ERROR_NOT_PERMITTED: return Code::kUnsupported;
     case CUDA_ERROR_DEINITIALIZED: return Code::kShuttingDown;
@@ -75,8 +79,8 @@ struct CudaDriver::Impl {
   std::mutex mutex;  // of what follows; never held across a driver call
   std::map<Device, CUcontext> contexts;
   std::map<Device, std::unique_ptr<CudaFence>> fences;
-  std::unordered_map<std::uint64_t, std::uint64_t> handle_bytes;
-  DriverCounts counts;
+  DriverCounts counts;  // of registrations, streams and events; the ledger has the rest
+  CudaLedger ledger;    // locks for itself
 
   explicit Impl(const CudaApi& table) : api(table) {}
 
@@ -124,22 +128,6 @@ struct CudaDriver::Impl {
   void count(std::uint64_t DriverCounts::* field, std::int64_t change) {
     const Lock lock(mutex);
     counts.*field += static_cast<std::uint64_t>(change);
-  }
-
-  void count_handle(CUmemGenericAllocationHandle handle, std::uint64_t size) {
-    const Lock lock(mutex);
-    handle_bytes[handle] = size;
-    ++counts.handles;
-    counts.physical_bytes += size;
-  }
-
-  void uncount_handle(CUmemGenericAllocationHandle handle) {
-    const Lock lock(mutex);
-    const auto it = handle_bytes.find(handle);
-    if (it == handle_bytes.end()) return;
-    counts.physical_bytes -= it->second;
-    --counts.handles;
-    handle_bytes.erase(it);
   }
 };
 
@@ -204,8 +192,12 @@ Result<std::shared_ptr<CudaDriver>> CudaDriver::create() {
 }
 
 DriverCounts CudaDriver::counts() const {
+  DriverCounts counts = impl_->ledger.counts();
   const Lock lock(impl_->mutex);
-  return impl_->counts;
+  counts.registrations = impl_->counts.registrations;
+  counts.streams = impl_->counts.streams;
+  counts.events = impl_->counts.events;
+  return counts;
 }
 
 Result<DeviceProperties> CudaDriver::properties(Device device) {
@@ -262,15 +254,16 @@ Result<DeviceAddress> CudaDriver::reserve(std::uint64_t size) {
   CUMEM_ENTER(*impl_);
   CUdeviceptr address = 0;
   CUMEM_RETURN_IF_ERROR(impl_->status(impl_->api.cuMemAddressReserve(&address, size, 0, 0, 0), "cuMemAddressReserve"));
-  impl_->count(&DriverCounts::ranges, 1);
+  impl_->ledger.add_range(DeviceAddress(address), size);
   return DeviceAddress(address);
 }
 
 Status CudaDriver::address_free(DeviceAddress address, std::uint64_t size) {
   CUMEM_ENTER(*impl_);
-  CUMEM_RETURN_IF_ERROR(impl_->teardown(impl_->api.cuMemAddressFree(address.value, size), "cuMemAddressFree"));
-  impl_->count(&DriverCounts::ranges, -1);
-  return {};
+  CUMEM_RETURN_IF_ERROR(impl_->ledger.take_range(address, size));
+  Status status = impl_->teardown(impl_->api.cuMemAddressFree(address.value, size), "cuMemAddressFree");
+  if (!status.ok()) impl_->ledger.add_range(address, size);
+  return status;
 }
 
 Result<PhysicalHandle> CudaDriver::create(std::uint64_t size, const AllocationProperties& properties) {
@@ -283,26 +276,32 @@ Result<PhysicalHandle> CudaDriver::create(std::uint64_t size, const AllocationPr
     return Status::out_of_device_memory("cuMemCreate", size, info.ok() ? info.value().free_bytes : 0, result);
   }
   CUMEM_RETURN_IF_ERROR(impl_->status(result, "cuMemCreate"));
-  impl_->count_handle(handle, size);
+  impl_->ledger.add_handle(PhysicalHandle(handle), {size, properties.exportable});
   return PhysicalHandle(handle);
 }
 
 Status CudaDriver::release(PhysicalHandle handle) {
   CUMEM_ENTER(*impl_);
-  CUMEM_RETURN_IF_ERROR(impl_->teardown(impl_->api.cuMemRelease(handle.value), "cuMemRelease"));
-  impl_->uncount_handle(handle.value);
-  return {};
+  const auto taken = impl_->ledger.take_handle(handle);
+  if (!taken.ok()) return taken.status();
+  Status status = impl_->teardown(impl_->api.cuMemRelease(handle.value), "cuMemRelease");
+  if (!status.ok()) impl_->ledger.add_handle(handle, taken.value());
+  return status;
 }
 
 Status CudaDriver::map(DeviceAddress address, std::uint64_t size, PhysicalHandle handle) {
   CUMEM_ENTER(*impl_);
-  CUMEM_RETURN_IF_ERROR(impl_->status(impl_->api.cuMemMap(address.value, size, 0, handle.value, 0), "cuMemMap"));
-  impl_->count(&DriverCounts::mappings, 1);
-  return {};
+  CUMEM_RETURN_IF_ERROR(impl_->ledger.add_mapping(address, size, handle));
+  Status status = impl_->status(impl_->api.cuMemMap(address.value, size, 0, handle.value, 0), "cuMemMap");
+  if (!status.ok()) (void)impl_->ledger.take_mappings(address, size);
+  return status;
 }
 
 Status CudaDriver::set_access(DeviceAddress address, std::uint64_t size, const std::vector<Device>& devices) {
   CUMEM_ENTER(*impl_);
+  CUMEM_RETURN_IF_ERROR(impl_->ledger.check_mapped(address, size));
+  if (devices.empty())
+    return Status(Code::kInvalidValue, "cuMemSetAccess", "no device is named", CUDA_ERROR_INVALID_VALUE);
   std::vector<CUmemAccessDesc> access(devices.size());
   for (std::size_t i = 0; i < devices.size(); ++i) {
     access[i].location.type = CU_MEM_LOCATION_TYPE_DEVICE;
@@ -314,13 +313,16 @@ Status CudaDriver::set_access(DeviceAddress address, std::uint64_t size, const s
 
 Status CudaDriver::unmap(DeviceAddress address, std::uint64_t size) {
   CUMEM_ENTER(*impl_);
-  CUMEM_RETURN_IF_ERROR(impl_->teardown(impl_->api.cuMemUnmap(address.value, size), "cuMemUnmap"));
-  impl_->count(&DriverCounts::mappings, -1);
-  return {};
+  const auto taken = impl_->ledger.take_mappings(address, size);
+  if (!taken.ok()) return taken.status();
+  Status status = impl_->teardown(impl_->api.cuMemUnmap(address.value, size), "cuMemUnmap");
+  if (!status.ok()) impl_->ledger.put_back(taken.value());
+  return status;
 }
 
 Result<int> CudaDriver::export_fd(PhysicalHandle handle) {
   CUMEM_ENTER(*impl_);
+  CUMEM_RETURN_IF_ERROR(impl_->ledger.check_exportable(handle));
   int fd = -1;
   CUMEM_RETURN_IF_ERROR(impl_->status(
       impl_->api.cuMemExportToShareableHandle(&fd, handle.value, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
@@ -335,7 +337,7 @@ Result<PhysicalHandle> CudaDriver::import_fd(int fd, std::uint64_t size) {
   CUMEM_RETURN_IF_ERROR(impl_->status(
       impl_->api.cuMemImportFromShareableHandle(&handle, os_handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
       "cuMemImportFromShareableHandle"));
-  impl_->count_handle(handle, size);
+  impl_->ledger.add_handle(PhysicalHandle(handle), {size, false});
   return PhysicalHandle(handle);
 }
 
@@ -395,6 +397,10 @@ Status CudaDriver::destroy_event(EventHandle event) {
 
 Status CudaDriver::record_event(EventHandle event, StreamHandle stream) {
   CUMEM_ENTER(*impl_, box(event)->device);
+  if (box(event)->device != box(stream)->device) {
+    return Status(Code::kInvalidValue, "cuEventRecord", "the event is of another device than the stream",
+                  CUDA_ERROR_INVALID_HANDLE);
+  }
   return impl_->status(impl_->api.cuEventRecord(box(event)->event, box(stream)->stream), "cuEventRecord");
 }
 

@@ -38,6 +38,7 @@ inline bool refused(Code code) { return code == Code::kInvalidValue || code == C
 #define CHECK_CODE(expected, ...) CHECK(::cumem::testing::code_of(__VA_ARGS__) == ::cumem::Code::expected)
 #define CHECK_OK(...) CHECK_CODE(kOk, __VA_ARGS__)
 #define REQUIRE_OK(...) REQUIRE(::cumem::testing::code_of(__VA_ARGS__) == ::cumem::Code::kOk)
+#define REQUIRE_CODE(expected, ...) REQUIRE(::cumem::testing::code_of(__VA_ARGS__) == ::cumem::Code::expected)
 #define CHECK_REFUSED(...) CHECK(::cumem::testing::refused(::cumem::testing::code_of(__VA_ARGS__)))
 
 // The value of a result that must be there.
@@ -52,6 +53,10 @@ inline std::uint64_t granularity(Driver& driver, Device device = kFirst) {
 }
 inline std::uint64_t free_bytes(Driver& driver, Device device = kFirst) {
   return must(driver.memory_info(device)).free_bytes;
+}
+// Exactly, unless other processes may use the device as well.
+inline void check_free_bytes(Driver& driver, std::uint64_t expected, Device device = kFirst) {
+  if (driver.memory_kind() == MemoryKind::kHost) CHECK(free_bytes(driver, device) == expected);
 }
 inline PhysicalHandle create(Driver& driver, std::uint64_t size, Device device = kFirst, bool exportable = false) {
   return must(driver.create(size, AllocationProperties{device, exportable, false}));
