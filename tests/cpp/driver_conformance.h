@@ -1,5 +1,6 @@
 // The laws of csrc/driver/driver.h as cases that any driver must pass. A case takes a driver with at least one device,
-// leaves it as it found it, and is named by the law it checks.
+// leaves it as it found it, and is named by the law it checks. What a driver over a real device does not promise, and
+// what others on that device disturb, a case leaves out there. No case breaks a context.
 #pragma once
 
 #include <string>

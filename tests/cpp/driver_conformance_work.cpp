@@ -100,6 +100,8 @@ void work_of_one_stream_runs_in_order(Driver& driver) {
 }
 
 void calls_on_streams_and_events_that_do_not_exist_are_refused(Driver& driver) {
+  if (driver.memory_kind() != MemoryKind::kHost)
+    return;  // the cuda driver's handles are pointers: trusted, never guessed
   const Memory memory(driver, granularity(driver));
   Bytes bytes(8);
   const StreamHandle none(0);
@@ -259,8 +261,8 @@ void pages_are_taken_from_the_device_they_are_created_on(Driver& driver) {
   const std::uint64_t first = free_bytes(driver, kFirst);
   const std::uint64_t second = free_bytes(driver, kSecond);
   const PhysicalHandle handle = create(driver, size, kSecond);
-  CHECK(free_bytes(driver, kFirst) == first);
-  CHECK(free_bytes(driver, kSecond) == second - size);
+  check_free_bytes(driver, first, kFirst);
+  check_free_bytes(driver, second - size, kSecond);
   CHECK_OK(driver.release(handle));
 }
 
