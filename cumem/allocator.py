@@ -440,9 +440,7 @@ class Allocator:
             add_notes(error, [failed], f"waking {names} again failed")
 
     def _wake_again(self, names: list[str]) -> None:
-        if (
-            sys.is_finalizing()
-        ):  # a suspended generator that dies with the interpreter: nobody is left to use the memory
+        if sys.is_finalizing():  # a suspended generator dies with the interpreter: nobody is left to use the memory
             return
         try:
             self.wake_up(names)

@@ -34,7 +34,7 @@ cache = a.full(GRANULE, fill_value=9, dtype=torch.uint8, tag="cache")
 """
 
 _SERVER = """
-import gc, json, os, sys
+import gc, json, os, sys, types
 import torch
 assert "cumem" not in sys.modules
 gc.freeze()  # torch's objects need no collecting at each end
@@ -48,9 +48,8 @@ while line := sys.stdin.readline():
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 else:
     sys.exit()
-code = compile(job["script"], "script", "exec")
-del line, child, job, number, path
-exec(code)
+sys.modules["__main__"] = types.ModuleType("__main__")  # not frozen: it ends as a main module does
+exec(compile(job["script"], "script", "exec"), sys.modules["__main__"].__dict__)
 """
 
 

@@ -175,6 +175,31 @@ def test_a_discard_that_is_interrupted_before_its_decision_drops_nothing(signum,
     asleep.check()
 
 
+def test_a_discard_of_what_sleeps_that_is_interrupted_drops_nothing(signum, shields):
+    driver = faulty_driver()
+    allocator = small_allocator(driver)
+    asleep, dead = Sample(allocator, "asleep"), Sample(allocator, "other")
+    allocator.sleep(tags=["asleep"])
+    del dead  # so that the discard has something to wait for
+    with interrupted_at(driver, "synchronize", signum, shields) as caught:
+        allocator.discard(["asleep"])
+    assert "aborted" in notes(caught.value)
+    allocator.wake_up()
+    asleep.check()
+
+
+def test_a_discard_that_is_interrupted_after_its_decision_drops_what_it_was_told_to(signum, shields):
+    driver = faulty_driver()
+    allocator = small_allocator(driver)
+    awake, asleep = Sample(allocator, "awake", seed=1), Sample(allocator, "asleep", seed=2)
+    allocator.sleep(tags=["asleep"])
+    with interrupted_at(driver, "unmap", signum, shields):
+        allocator.discard(["awake", "asleep"])
+    assert sum(tag.backup_bytes for tag in allocator.stats().by_tag.values()) == 0
+    assert allocator.wake_up().undefined_tags == ["awake", "asleep"]
+    assert awake.tensor.data_ptr() != asleep.tensor.data_ptr()
+
+
 def test_asleep_that_is_interrupted_while_it_falls_asleep_is_awake_again_and_has_no_body(signum, shields):
     driver = faulty_driver()
     allocator = small_allocator(driver)

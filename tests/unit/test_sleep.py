@@ -176,6 +176,17 @@ def test_sleep_right_after_wake_and_a_kernel_keeps_what_the_kernel_wrote():
     assert allocator.state() == "resident"
 
 
+def test_work_that_is_queued_while_the_copies_run_does_not_meet_memory_that_is_gone():
+    allocator = small_allocator(driver := faulty_driver())
+    sample = Sample(allocator, "weights")
+    with held_at(driver, "copy_to_host", allocator.sleep) as sleep:
+        driver.launch_fill(sample.tensor.data_ptr(), 1, GRANULE)
+    sleep.result()
+    allocator.wake_up()
+    assert allocator.state() == "resident"
+    Sample(allocator, "weights", seed=1).check()
+
+
 def test_a_temporary_freed_under_a_running_kernel_is_not_pulled_away():
     allocator = small_allocator(driver := faulty_driver())
     kept = Sample(allocator, "weights")
