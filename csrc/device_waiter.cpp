@@ -108,9 +108,11 @@ Status DeviceWaiter::wait(Device device, bool beside_capture) {
   held->wake.notify_one();
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
   if (!held->finished.wait_until(lock, deadline, [&] { return held->done >= ticket; })) {
-    return Status(
-        Code::kBusy, "synchronize",
-        "device " + std::to_string(device.ordinal) + " still works after " + std::to_string(timeout_.count()) + " s");
+    const double timeout_s = timeout_.count();
+    return Status::busy(
+        "synchronize",
+        "device " + std::to_string(device.ordinal) + " still works after " + std::to_string(timeout_s) + " s",
+        timeout_s);
   }
   return held->status;
 }

@@ -47,6 +47,12 @@ class [[nodiscard]] Status {
     return s;
   }
 
+  static Status busy(std::string call, std::string message, double timeout_s) {
+    Status s(Code::kBusy, std::move(call), std::move(message));
+    s.timeout_s_ = timeout_s;
+    return s;
+  }
+
   [[nodiscard]] bool ok() const { return code_ == Code::kOk; }
   [[nodiscard]] Code code() const { return code_; }
   [[nodiscard]] std::int64_t raw() const { return raw_; }          // the driver's own code, 0 if none
@@ -54,12 +60,14 @@ class [[nodiscard]] Status {
   [[nodiscard]] const std::string& message() const { return message_; }
   [[nodiscard]] std::uint64_t needed_bytes() const { return needed_bytes_; }
   [[nodiscard]] std::uint64_t free_bytes() const { return free_bytes_; }
+  [[nodiscard]] double timeout_s() const { return timeout_s_; }  // the deadline that was reached, 0 if none
 
  private:
   Code code_ = Code::kOk;
   std::int64_t raw_ = 0;
   std::uint64_t needed_bytes_ = 0;
   std::uint64_t free_bytes_ = 0;
+  double timeout_s_ = 0;
   std::string call_;
   std::string message_;
 };

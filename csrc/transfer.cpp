@@ -27,9 +27,11 @@ Status queue_move(Driver& driver, const Move& move, std::uint64_t offset, std::u
 }
 
 Status not_drained(const Status& failed, const Status& drained) {
-  return Status(Code::kBusy, "copy",
-                failed.call() + " failed (" + failed.message() + "), and so did the wait for the copies before it (" +
-                    drained.call() + ": " + drained.message() + ")");
+  return Status::busy("copy",
+                      failed.call() + " failed (" + failed.message() +
+                          "), and so did the wait for the copies before it (" + drained.call() + ": " +
+                          drained.message() + ")",
+                      drained.timeout_s());
 }
 
 }  // namespace
@@ -192,7 +194,8 @@ Status Transfer::run_lanes(const std::vector<Lane*>& busy) {
     const auto now = std::chrono::steady_clock::now();
     if (bytes > 0) progressed = now;
     if (now - progressed > waiter_.timeout()) {
-      return Status(Code::kBusy, "copy", "no copy ended in " + std::to_string(waiter_.timeout().count()) + " s");
+      const double timeout_s = waiter_.timeout().count();
+      return Status::busy("copy", "no copy ended in " + std::to_string(timeout_s) + " s", timeout_s);
     }
     if (bytes == 0) std::this_thread::sleep_for(kPollInterval);
   }

@@ -9,10 +9,13 @@ namespace {
 
 py::object error_class(const char* name) { return py::module_::import("cumem.errors").attr(name); }
 
-std::string megabytes(std::uint64_t bytes) { return std::to_string(bytes / kMiB) + " MiB"; }
+std::string shown(std::uint64_t bytes) {
+  if (bytes >= 10 * kMiB) return std::to_string(bytes / kMiB) + " MiB";
+  return bytes >= 10 * 1024 ? std::to_string(bytes / 1024) + " KiB" : std::to_string(bytes) + " bytes";
+}
 
 std::string memory_message(const Status& status, const char* what) {
-  return std::string(what) + ": " + megabytes(status.needed_bytes()) + " needed, " + megabytes(status.free_bytes()) +
+  return std::string(what) + ": " + shown(status.needed_bytes()) + " needed, " + shown(status.free_bytes()) +
          " free (" + status.call() + ": " + status.message() + ")";
 }
 
@@ -39,6 +42,11 @@ py::object host_memory_error(const Status& status) {
                                         py::arg("free_bytes") = status.free_bytes());
 }
 
+py::object busy_error(const Status& status, const std::string& message) {
+  const double timeout_s = status.timeout_s();
+  return error_class("DeviceBusy")(message, py::arg("timeout_s") = timeout_s > 0 ? py::cast(timeout_s) : py::none());
+}
+
 }  // namespace
 
 py::object exception_of(const Status& status) {
@@ -49,7 +57,7 @@ py::object exception_of(const Status& status) {
     case Code::kInvalidValue:
       // A driver's own refusal carries its number; without one the caller's argument was refused here.
       return status.raw() == 0 ? error_class("InvalidArgument")(message) : driver_error(status);
-    case Code::kBusy: return error_class("DeviceBusy")(message);
+    case Code::kBusy: return busy_error(status, message);
     case Code::kUnsupported: return error_class("Unsupported")(message);
     case Code::kNotFound:
     case Code::kWrongState: return error_class("StateError")(message);

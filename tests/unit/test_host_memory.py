@@ -115,7 +115,7 @@ def test_a_budget_that_is_too_small_is_told_before_anything_is_unmapped(budget):
     driver = faulty_driver()
     allocator = small_allocator(driver, host_budget=budget)
     samples = [Sample(allocator, "weights", size, seed=size) for size in (1, 2)]
-    with pytest.raises(cumem.OutOfHostMemory, match=r"'weights'.*host_budget") as caught:
+    with pytest.raises(cumem.OutOfHostMemory, match=r"'weights'.*192 KiB needed.*host_budget") as caught:
         allocator.sleep()
     error = caught.value
     assert (error.needed_bytes, error.free_bytes, error.tag) == (3 * GRANULE, budget, "weights")

@@ -207,10 +207,11 @@ def test_a_device_that_stays_busy_leaves_everything_resident_and_the_next_sleep_
     before = counts(driver)
     driver.hold("synchronize")
     try:
-        with pytest.raises(cumem.DeviceBusy, match=r"device 0 still works after 1"):
+        with pytest.raises(cumem.DeviceBusy, match=r"device 0 still works after 1") as caught:
             allocator.sleep()
     finally:
         driver.release("synchronize")
+    assert caught.value.timeout_s == 1.0
     assert {allocator.state("a"), allocator.state("b")} == {"resident"}
     assert "unmap" not in driver.calls
     assert counts(driver) == before | {"registrations": counts(driver)["registrations"]}
