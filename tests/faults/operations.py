@@ -163,3 +163,51 @@ if storages.can_swap():  # torch 2.12
 @matrix.operation("adopt by assigning", prepare=with_native_tensors, done=adopted)
 def adopt_by_assigning(world: World) -> None:
     _adopt_into(world, swap=False)
+
+
+# --- segments with holes: several mappings each ---
+
+HOLE_BYTES = 16 << 20  # the smallest that a wake leaves without pages
+
+
+def with_a_hole(world: World) -> None:
+    """One segment of "weights" whose live bytes are far apart, asleep: the next wake gives it two mappings."""
+    world.drop("w0", "w1", "c0", "c1", "s1")
+    native = [torch.frombuffer(bytearray(pattern(n, n)), dtype=torch.uint8) for n in (1000, HOLE_BYTES + 1, 500)]
+    world.allocator.adopt(native, "weights")
+    for number in (0, 2):
+        world.add(f"h{number}", "weights", native[number], pattern(native[number].numel(), native[number].numel()))
+    del native
+    world.allocator.trim()
+    world.sleep()
+
+
+def with_a_hole_awake(world: World) -> None:
+    with_a_hole(world)
+    world.wake()
+    assert world.core.driver.counts().mappings == 3, "the segment was to have two mappings"
+
+
+holed: FaultMatrix[World] = FaultMatrix(World, check, World.end, driver=World.driver_with_room_for_a_hole)
+holed_then_sleep = holed.with_check(check_sleep_instead)
+
+
+@holed.operation("wake_up with a hole", prepare=with_a_hole, done=lambda world: world.check_awake())
+def wake_with_a_hole(world: World) -> None:
+    world.wake()
+
+
+@holed.operation("sleep with a hole", prepare=with_a_hole_awake, done=lambda world: world.check())
+def sleep_with_a_hole(world: World) -> None:
+    world.sleep()
+
+
+@holed.operation("discard with a hole", prepare=with_a_hole_awake, done=lambda world: world.check())
+def discard_with_a_hole(world: World) -> None:
+    world.discard(["weights"])
+
+
+@holed.operation("free with a hole", prepare=with_a_hole_awake, done=lambda world: world.check())
+def free_with_a_hole(world: World) -> None:
+    world.drop("h0", "h2")
+    world.allocator.trim()

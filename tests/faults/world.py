@@ -67,6 +67,10 @@ class World:
     def driver_of_its_size(cls) -> FaultyDriver:
         return faulty(device_count=2, device_bytes=5 * GRANULE, granularity_bytes=GRANULE)
 
+    @classmethod
+    def driver_with_room_for_a_hole(cls) -> FaultyDriver:
+        return faulty(device_count=2, device_bytes=(17 << 20) + 5 * GRANULE, granularity_bytes=GRANULE)
+
     # --- making and dropping ---
 
     def make(self, name: str, tag: str, nbytes: int, device: int, *, shareable: bool = False) -> None:
