@@ -83,7 +83,7 @@ format: $(STAMPS)/dev ## rewrites Python and C++ to the project's format
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(CXX_HEADERS) $(CXX_SOURCES)
 
-types: $(STAMPS)/extension $(STAMPS)/torch $(STAMPS)/dev ## mypy, and the stub of the compiled module against the module
+types: $(STAMPS)/extension $(STAMPS)/torch $(STAMPS)/dev $(STAMPS)/test ## mypy, and the stub of the compiled module against the module
 	$(BIN)/python -m mypy
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml --allowlist .stubtest-allow cumem._core
 
