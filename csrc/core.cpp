@@ -195,6 +195,15 @@ Result<std::unique_ptr<BlockHold>> Core::add_block(DeviceAddress address, std::u
   return std::make_unique<BlockHold>(shared_from_this(), std::move(segment).value(), Run{offset, length});
 }
 
+Result<std::unique_ptr<BlockHold>> Core::malloc_block(SlotId slot, std::uint64_t size, Device device, bool shareable) {
+  auto address = malloc(slot, size, device, shareable);
+  if (!address.ok()) return address.status();
+  auto block = add_block(address.value(), 0, size);
+  const Status dropped = free_later(address.value());
+  if (block.ok() && !dropped.ok()) return dropped;
+  return block;
+}
+
 // Pages first, then addresses, then the backup. After an error it is called again and goes on where it stopped.
 Status Core::destroy(const SegmentPtr& segment) {
   CUMEM_RETURN_IF_ERROR(unmap_all(*segment));

@@ -90,6 +90,9 @@ class Core : public std::enable_shared_from_this<Core> {
 
   Result<std::unique_ptr<BlockHold>> add_block(DeviceAddress address, std::uint64_t offset, std::uint64_t length);
 
+  // A new segment that its block of the first `size` bytes holds alone: nobody has to free it. Else as malloc.
+  Result<std::unique_ptr<BlockHold>> malloc_block(SlotId slot, std::uint64_t size, Device device, bool shareable);
+
   [[nodiscard]] std::optional<SegmentInfo> find(DeviceAddress address) const { return table_.find(address); }
   [[nodiscard]] std::vector<SegmentInfo> segments(std::optional<SlotId> slot) const { return table_.list(slot); }
   [[nodiscard]] std::vector<Extent> live_extents(const std::vector<SegmentId>& ids) const {

@@ -183,6 +183,11 @@ class Core:
         """Drops the owner's hold. Without live blocks the segment goes at once, after a wait for the device."""
     def capsule(self, address: int, offset: int, length: int) -> object:
         """A DLPack capsule (uint8, `length`) over a new block of the segment at `address`; the block dies with it."""
+    def malloc_capsule(self, slot: int, size: int, device: int, shareable: bool = ...) -> object:
+        """A DLPack capsule (uint8, `size`) over a new resident segment that its blocks alone hold.
+
+        One call: an exception raised into the thread meanwhile leaves nothing that nobody frees.
+        """
     def find(self, address: int) -> SegmentInfo | None:
         """The segment that contains `address`."""
     def segments(self, slot: int | None = ...) -> list[SegmentInfo]: ...

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cumem import storages
-from cumem.blocks import block
+from cumem.blocks import block, from_capsule
 from cumem.errors import CumemError, InvalidArgument, StateError, Unsupported
 from cumem.reports import AdoptReport
 from cumem.storages import Viewed
@@ -215,9 +215,11 @@ def _groups(moves: list[_Move]) -> list[_Group]:
 
 def _move_group(memory: Memory, group: _Group, tag: str) -> int:
     """Moves a group into a new segment; the segment's size. On failure nothing is held but what was moved."""
-    address = memory.malloc(tag, group.nbytes, group.device)
     blocks: list[Tensor] = []  # used by index: a name for one in a traceback's frame would keep the segment alive
+    whole: list[Tensor] = []  # holds the segment until its blocks do
     try:
+        whole.append(from_capsule(memory.malloc(tag, group.nbytes, group.device)))
+        address = whole[0].data_ptr()
         for move, offset in zip(group.moves, group.offsets, strict=True):
             blocks.append(block(memory, address, offset, move.viewed.nbytes))
         for index, move in enumerate(group.moves):
@@ -229,7 +231,7 @@ def _move_group(memory: Memory, group: _Group, tag: str) -> int:
         return group.nbytes if info is None else info.size
     finally:
         blocks.clear()
-        memory.core.free(address)
+        whole.clear()
 
 
 def _aligned(nbytes: int) -> int:

@@ -237,8 +237,8 @@ class Memory:
             raise InvalidArgument(f"device={device!r} is not an index, {self.device_type!r} or '{self.device_type}:N'")
         return int(number) if number else self.default_device
 
-    def malloc(self, tag: str, nbytes: int, device: int, *, shareable: bool = False) -> int:
-        """A resident segment of at least `nbytes`, held by its owner until `core.free`; its address.
+    def malloc(self, tag: str, nbytes: int, device: int, *, shareable: bool = False) -> object:
+        """A DLPack capsule over a block of `nbytes` at the begin of a new resident segment, which its blocks hold.
 
         Empties torch's cache and tries once more when the device is full.
 
@@ -249,11 +249,11 @@ class Memory:
         self.check_usable()
         slot = self.slot(tag)
         try:
-            return self.core.malloc(slot, nbytes, device, shareable)
+            return self.core.malloc_capsule(slot, nbytes, device, shareable)
         except OutOfDeviceMemory:
             torch_glue.empty_cache()
         try:
-            return self.core.malloc(slot, nbytes, device, shareable)
+            return self.core.malloc_capsule(slot, nbytes, device, shareable)
         except OutOfDeviceMemory as error:
             idle = torch_glue.idle_cache_bytes(device)
             raise OutOfDeviceMemory(

@@ -70,11 +70,7 @@ def empty(
         where = torch.device("cpu") if memory.device_type == "cpu" else torch.device(memory.device_type, ordinal)
         with torch.inference_mode(False), torch._C.DisableTorchFunction():
             return torch.empty(shape, dtype=chosen, device=where)
-    address = memory.malloc(tag, nbytes, ordinal, shareable=shareable)
-    try:
-        storage = block(memory, address, 0, nbytes).untyped_storage()
-    finally:
-        memory.core.free(address)
+    storage = from_capsule(memory.malloc(tag, nbytes, ordinal, shareable=shareable)).untyped_storage()
     return build(storage, chosen, 0, shape, _contiguous(shape))
 
 

@@ -171,6 +171,14 @@ void bind_memory(py::class_<Core, CorePtr>& core) {
           },
           py::arg("address"), py::arg("offset"), py::arg("length"))
       .def(
+          "malloc_capsule",
+          [](Core& self, std::uint64_t slot, std::uint64_t size, int device, bool shareable) {
+            auto block =
+                check(without_gil([&] { return self.malloc_block(SlotId(slot), size, Device{device}, shareable); }));
+            return block_capsule(std::move(block), self.driver()->memory_kind());
+          },
+          py::arg("slot"), py::arg("size"), py::arg("device"), py::arg("shareable") = false)
+      .def(
           "find", [](const Core& self, std::uint64_t address) { return self.find(DeviceAddress(address)); },
           py::arg("address"))
       .def(

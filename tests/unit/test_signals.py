@@ -5,12 +5,14 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+import torch
 
 from unit.interpreter import run_script
 from unit.machine import (
     GRANULE,
     PATIENCE_S,
     Sample,
+    counts,
     faulty_driver,
     held_at,
     in_background,
@@ -220,6 +222,34 @@ def test_asleep_that_is_interrupted_while_it_wakes_wakes_all_the_same(signum, sh
     with interrupted_at(driver, "memory_info", signum, shields), allocator.asleep():
         pass
     sample.check()
+
+
+# --- allocating ---
+
+
+@pytest.mark.parametrize("gate", ["reserve", "create", "map", "set_access"])
+def test_an_allocation_or_adoption_that_is_interrupted_leaves_nothing_that_nobody_frees(gate, signum):
+    driver = faulty_driver()
+    allocator = small_allocator(driver)
+    module = torch.nn.Linear(100, 100)
+    before = module.weight.detach().clone()
+
+    def interrupt():
+        assert driver.wait_held(gate, PATIENCE_S)
+        signal.pthread_kill(threading.main_thread().ident, signum)
+        driver.release(gate)
+
+    for call in (lambda: allocator.empty(5, tag="weights"), lambda: allocator.adopt(module, "weights")):
+        driver.hold(gate)
+        interruption = in_background(interrupt)
+        with pytest.raises(RAISED[signum]):
+            call()
+        interruption.result(PATIENCE_S)
+        allocator.trim()
+        assert (counts(driver)["ranges"], counts(driver)["physical_bytes"]) == (0, 0)
+    assert torch.equal(module.weight, before)
+    assert allocator.adopt(module, "weights").storages == 2
+    assert torch.equal(module.weight, before)
 
 
 # --- waiting ---
