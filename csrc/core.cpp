@@ -221,7 +221,7 @@ Result<std::uint64_t> Core::reap(bool beside_capture) {
 }
 
 Core::Reaped Core::reap_all(bool beside_capture) {
-  release_abandoned();
+  release_abandoned(beside_capture);
   Reaped reaped = close_orphans();
   std::vector<SegmentPtr> dead = table_.take_dead();
   if (dead.empty()) return reaped;
@@ -267,14 +267,14 @@ Core::Reaped Core::close_orphans() {
   return reaped;
 }
 
-void Core::release_abandoned() {
+void Core::release_abandoned(bool beside_capture) {
   std::vector<Abandoned> taken;
   {
     const Lock lock(mutex_);
     taken.swap(abandoned_);
   }
   for (Abandoned& each : taken) {
-    if (noted(waiter_.wait(each.devices)).ok()) continue;  // its blocks go with `taken`
+    if (noted(waiter_.wait(each.devices, beside_capture)).ok()) continue;  // its blocks go with `taken`
     const Lock lock(mutex_);
     abandoned_.push_back(std::move(each));
   }

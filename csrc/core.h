@@ -187,7 +187,7 @@ class Core : public std::enable_shared_from_this<Core> {
   void keep_orphan(PhysicalMemory memory);
   Reaped close_orphans();
   Reaped reap_all(bool beside_capture);
-  void release_abandoned();
+  void release_abandoned(bool beside_capture = false);
   Outcome unmap_one(const SegmentPtr& segment);
   Outcome map_one(const SegmentPtr& segment);
   Status move(Move::Kind kind, const std::vector<Extent>& extents, const std::vector<std::byte*>& hosts,

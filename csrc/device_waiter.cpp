@@ -99,6 +99,9 @@ Result<std::shared_ptr<DeviceWaiter::Worker>> DeviceWaiter::worker(Device device
 }
 
 Status DeviceWaiter::wait(Device device, bool beside_capture) {
+  if (is_forked_child()) {  // before any lock, which may have been copied locked; and no thread is here to answer
+    return Status(Code::kDriver, "synchronize", "this is a fork of the process that uses the device");
+  }
   const auto found = worker(device);
   if (!found.ok()) return found.status();
   const std::shared_ptr<Worker>& held = found.value();

@@ -24,7 +24,7 @@ class DeviceWaiter {
   DeviceWaiter& operator=(const DeviceWaiter&) = delete;
 
   // kBusy at the deadline, which counts from the call. Errors of the device's work surface here. `beside_capture`: a
-  // capture is known to be under way; wait by the driver's fence, which leaves it alone.
+  // capture is known to be under way; wait by the driver's fence, which leaves it alone. kDriver at once in a fork.
   Status wait(Device device, bool beside_capture = false);
   Status wait(const std::vector<Device>& devices, bool beside_capture = false);
 

@@ -292,6 +292,24 @@ TEST_CASE("host_memory_of_copies_that_may_be_in_flight_is_never_given_away") {
   CHECK(driver->counts() == DriverCounts{});  // the core waited at its end
 }
 
+TEST_CASE("a_reap_beside_a_capture_waits_by_fences_only") {
+  const auto driver = make_faulty();
+  const CorePtr core = make_core(driver);
+  Segments segments(*core, 1, 1);
+  {
+    const Claim claim(*core, segments.ids());
+    REQUIRE_OK(core->reserve_backup(segments.extents()));
+    driver->clear();
+    REQUIRE_OK(driver->fail_at(2, Code::kDriver, 2));  // the query, and the wait that follows
+    CHECK_CODE(kBusy, core->save(segments.extents()));
+  }
+  leave_a_dead_segment(*core, 1);
+  driver->clear();
+  CHECK(must(core->reap(true)) == kGranule);
+  CHECK(count(*driver, "fence") == 2);  // for the memory of the copy, and for the dead
+  CHECK(count(*driver, "synchronize") == 0);
+}
+
 TEST_CASE("a_core_that_ends_while_a_device_is_stuck_leaks_what_may_be_in_use") {
   const auto driver = make_faulty();
   CorePtr core = make_core(driver, impatient());
