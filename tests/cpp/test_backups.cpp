@@ -1,4 +1,6 @@
 // Which host memory holds which extent.
+#include <unistd.h>
+
 #include <limits>
 #include <memory>
 #include <vector>
@@ -36,6 +38,13 @@ TEST_CASE("an_extent_is_reserved_once_and_keeps_its_block") {
   CHECK(setup.arena->used_bytes() == 1024 + 512);
   CHECK(setup.backups.bytes(kOne) == 1024);
   CHECK(setup.backups.bytes(kTwo) == 0);
+}
+
+TEST_CASE("what_is_reserved_needs_no_room_again") {
+  const auto page = static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
+  Setup setup(page);
+  CHECK_OK(setup.backups.reserve({{kOne, 0, page}}));
+  CHECK_OK(setup.backups.reserve({{kOne, 0, page}}));
 }
 
 TEST_CASE("one_call_may_name_an_extent_twice") {

@@ -70,6 +70,19 @@ void end_all(Bench& bench, Segments& segments) {
   CHECK_OK(bench.core->reap());
 }
 
+// What is mapped agrees with the states: resident and moving segments are, asleep ones are not, lost ones may be.
+void check_mappings(const Bench& bench, const Segments& segments) {
+  std::uint64_t mapped = 0;
+  std::uint64_t lost = 0;
+  for (std::size_t i = 0; i < segments.ids().size(); ++i) {
+    const SegmentState state = segments.state(i);
+    lost += state == SegmentState::kLost ? 1 : 0;
+    mapped += state == SegmentState::kResident || state == SegmentState::kMoving ? 1 : 0;
+  }
+  CHECK(bench.driver->counts().mappings >= mapped);
+  CHECK(bench.driver->counts().mappings <= mapped + lost);
+}
+
 // Each outcome agrees with what the segment is now.
 void check_outcomes_of_unmap(const Segments& segments, const std::vector<Outcome>& outcomes) {
   REQUIRE(outcomes.size() == segments.ids().size());
@@ -155,6 +168,7 @@ TEST_CASE("an_unmap_with_any_call_failing_leaves_each_segment_asleep_or_as_it_wa
       REQUIRE_OK(bench.core->save(segments.extents()));
       order();
       check_outcomes_of_unmap(segments, bench.core->unmap(segments.ids()));
+      check_mappings(bench, segments);
       disarm();
       CHECK(all_ok(bench.core->unmap(segments.ids())));
       CHECK(segments.all(SegmentState::kAsleep));
@@ -174,6 +188,7 @@ TEST_CASE("a_map_with_any_call_failing_leaves_each_segment_moving_or_asleep_or_l
       REQUIRE_OK(segments.sleep());
       order();
       check_outcomes_of_map(segments, bench.core->map(segments.ids()));
+      check_mappings(bench, segments);
       disarm();
       REQUIRE_OK(segments.wake());  // maps those that failed
       CHECK(segments.all(SegmentState::kResident));

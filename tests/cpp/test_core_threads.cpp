@@ -138,7 +138,7 @@ TEST_CASE("tensors_come_and_go_on_every_thread_while_transitions_run") {
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < 4; ++t) {
       threads.emplace_back([&, t] {
-        traffic.run(t + 1, 400);
+        traffic.run(t + 1, 1500);
         --running;
       });
     }

@@ -113,6 +113,16 @@ TEST_CASE("once_exiting_everything_ends_without_a_call_to_the_driver_and_its_mem
   backup[0] = std::byte{1};
 }
 
+TEST_CASE("once_exiting_a_core_that_ends_leaves_its_pages_mapped" * doctest::skip()) {
+  auto driver = make_driver();
+  CorePtr core = make_core(driver);
+  const DeviceAddress address = must(core->malloc(core->create_slot(), 1, kFirst, false));
+  mark_exiting();
+  core.reset();
+  driver.reset();  // the last owner but for the leak
+  *reinterpret_cast<volatile std::uint8_t*>(address.value) = 1;
+}
+
 TEST_CASE("once_exiting_a_block_leaves_its_segment_as_it_is" * doctest::skip()) {
   const auto driver = make_driver();
   const CorePtr core = make_core(driver);
@@ -144,7 +154,8 @@ TEST_CASE("once_exiting_owners_of_driver_objects_leak_them" * doctest::skip()) {
 TEST_CASE("a_process_that_exits_leaks_instead_of_calling_the_driver") {
   for (const char* test_case :
        {"once_exiting_everything_ends_without_a_call_to_the_driver_and_its_memory_stays",
-        "once_exiting_a_block_leaves_its_segment_as_it_is", "once_exiting_owners_of_driver_objects_leak_them"}) {
+        "once_exiting_a_core_that_ends_leaves_its_pages_mapped", "once_exiting_a_block_leaves_its_segment_as_it_is",
+        "once_exiting_owners_of_driver_objects_leak_them"}) {
     CAPTURE(test_case);
     CHECK(passes_in_a_process_of_its_own(test_case));
   }
