@@ -6,6 +6,7 @@ cumem itself, and ends as any interpreter does: that is what the tests of exit a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -55,9 +56,11 @@ exec(compile(job["script"], "script", "exec"), sys.modules["__main__"].__dict__)
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    """Ends when its input does: with this process."""
-    command = [sys.executable, "-W", "ignore:.*fork:DeprecationWarning", "-c", _SERVER]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    """Ends when its input does, at the latest with this process."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _SERVER]
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(server.communicate)
+    return server
 
 
 def _run(script: str, folder: Path) -> tuple[int, str, str]:

@@ -179,6 +179,18 @@ def test_a_policy_cannot_change_while_some_of_its_tag_sleeps(mixed):
     allocator.set_policy("weights", "discard")
 
 
+def test_a_policy_cannot_change_while_its_tag_wakes():
+    driver = faulty_driver()
+    allocator = small_allocator(driver)
+    sample = Sample(allocator, "weights")
+    allocator.sleep()
+    waking = held_at(driver, "copy_to_device", allocator.wake_up)
+    with waking as wake, pytest.raises(cumem.StateError, match="moving"):
+        allocator.set_policy("weights", "discard")
+    wake.result()
+    sample.check()
+
+
 def test_a_policy_that_changes_during_a_sleep_does_not_mislead_the_wake():
     driver = faulty_driver()
     allocator = small_allocator(driver)

@@ -108,6 +108,23 @@ def test_memory_that_died_makes_room_for_a_wake():
     sample.check()
 
 
+def test_a_device_that_stays_busy_leaves_everything_asleep_and_the_next_wake_works():
+    driver = faulty_driver()
+    allocator = small_allocator(driver, device_timeout=1.0)
+    sample = Sample(allocator, "weights")
+    allocator.sleep()
+    driver.hold("synchronize")
+    try:
+        with pytest.raises(cumem.DeviceBusy, match="device 0"):
+            allocator.wake_up()
+    finally:
+        driver.release("synchronize")
+    assert "map" not in driver.calls[driver.calls.index("unmap") :]
+    assert allocator.state() == "asleep"
+    allocator.wake_up()
+    sample.check()
+
+
 # --- half-way ---
 
 
