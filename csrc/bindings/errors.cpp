@@ -11,7 +11,7 @@ py::object error_class(const char* name) { return py::module_::import("cumem.err
 
 std::string shown(std::uint64_t bytes) {
   if (bytes >= 10 * kMiB) return std::to_string(bytes / kMiB) + " MiB";
-  return bytes >= 10 * 1024 ? std::to_string(bytes / 1024) + " KiB" : std::to_string(bytes) + " bytes";
+  return bytes >= 10 * kKiB ? std::to_string(bytes / kKiB) + " KiB" : std::to_string(bytes) + " bytes";
 }
 
 std::string memory_message(const Status& status, const char* what) {
