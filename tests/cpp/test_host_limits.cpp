@@ -8,7 +8,6 @@
 #include <string>
 
 #include "host_limits.h"
-#include "types.h"
 
 namespace cumem::testing {
 namespace {
@@ -184,7 +183,7 @@ TEST_CASE("a_value_is_read_by_its_whole_key") {
 TEST_CASE("the_real_system_has_some_memory_left") {
   const HostHeadroom room = host_headroom(true);
   CHECK(room.free_bytes > 0);
-  CHECK(room.free_bytes <= host_headroom(false).free_bytes + kGiB);
+  CHECK_FALSE(room.limit.empty());
 }
 
 }  // namespace cumem::testing
