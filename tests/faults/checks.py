@@ -20,6 +20,9 @@ def check(world: World, operation: Operation[World], hit: Hit) -> None:
     if hit.fault.code == "context_broken":
         check_broken(world, hit)
         return
+    if hit.fault.times == 1:
+        states = {info.state for info in world.core.segments()}
+        assert states <= {"resident", "asleep"}, f"one failed call left segments {states}"
     world.check_next_call()
     if hit.error is not None:
         operation.run(world)

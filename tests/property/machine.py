@@ -192,7 +192,7 @@ class AllocatorMachine(RuleBasedStateMachine):
         if fault is None:
             self.dirty = any(info.state == "lost" for info in self.core.segments())
             assert self.core.dead_bytes == 0
-            needed = self.views or any(block.backed_up for block in self.model.blocks)
+            needed = self.views or any(self.core.backup_bytes(info.id) for info in self.core.segments())
             assert needed or self.core.host_bytes == 0, "host memory is held that no backup needs"
 
     # --- contents ---
